@@ -1,0 +1,3 @@
+"""rota: more models than GPUs behind one endpoint."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,132 @@
+"""What a configuration file says, checked: frozen values with integer units.
+
+Made by `rota.config.load` from YAML and by nothing else outside tests. Durations are
+milliseconds, memory is MiB. How a model is run (`engine`) stands beside when it is run
+(`model`, the core's view of the same entry).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rota.core.types import Model
+
+
+@dataclass(frozen=True, slots=True)
+class CommandEngine:
+    """Any command that serves HTTP.
+
+    Args:
+        argv: the command, split as a shell would split it but run without one; `${PORT}` and
+            `${MODEL}` are filled in at each start, wherever they stand.
+        ready: the path probed until it answers 200; None = ready at once.
+        env: added to rota's own environment; the same placeholders are filled in.
+        port: a fixed port; None = a free one is chosen at each start.
+    """
+
+    argv: tuple[str, ...]
+    ready: str | None = "/health"
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: Path | None = None
+    port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaCppEngine:
+    """llama.cpp on a GGUF file: embedded from the `xllamacpp` wheel, or `llama-server`.
+
+    Args:
+        model: the GGUF file.
+        server: the `llama-server` to run; None = the embedded one.
+        context: tokens per slot.
+        parallel: slots.
+        gpu_layers: layers on the GPU; None = the engine's default.
+        embedding: serve embeddings (mean pooling) instead of text.
+        args: more arguments for `llama-server`; refused for the embedded engine.
+    """
+
+    model: Path
+    server: Path | None = None
+    context: int = 4096
+    parallel: int = 4
+    threads: int | None = None
+    gpu_layers: int | None = None
+    embedding: bool = False
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class UrlEngine:
+    """A server that someone else runs, at an `http://` or `https://` URL.
+
+    `ready` is the path probed once before use; None = not probed.
+    """
+
+    url: str
+    ready: str | None = None
+
+
+EngineConfig = CommandEngine | LlamaCppEngine | UrlEngine
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """One entry under `models:`."""
+
+    model: Model
+    engine: EngineConfig
+    aliases: tuple[str, ...] = ()
+    start_timeout_ms: int = 300_000
+    line: int = 0  # where it stands in the file
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceConfig:
+    """One entry under `devices:`: a stated budget.
+
+    `visible` is what an engine is told in `CUDA_VISIBLE_DEVICES` when it is placed here
+    (a GPU's UUID); None = it is told nothing.
+    """
+
+    id: str
+    memory_mib: int
+    visible: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A whole configuration.
+
+    Args:
+        devices: as stated; empty = found on the machine.
+        state_dir: where the lock, engine logs and records are kept.
+        allow_open: listen beyond loopback although there are no keys.
+        warnings: what the author should know, each with its line; not errors.
+    """
+
+    host: str
+    port: int
+    models: Mapping[str, ModelConfig]
+    devices: tuple[DeviceConfig, ...] = ()
+    state_dir: Path = Path("state")
+    queue_bytes_max: int = 512 * 1024 * 1024
+    body_bytes_max: int = 64 * 1024 * 1024
+    allow_open: bool = False
+    path: Path | None = None
+    warnings: tuple[str, ...] = ()
+
+    def resolve(self, name: str) -> str:
+        """The model's own name for a name or an alias; an unknown name comes back as it is."""
+        if name in self.models:
+            return name
+        for model in self.models.values():
+            if name in model.aliases:
+                return model.name
+        return name

@@ -1,0 +1,143 @@
+"""Facts, in the past tense: all that the scheduler ever hears.
+
+Each is a frozen value that cannot be built wrong. An event about an id that is no longer
+known changes nothing, so a late or repeated one is harmless.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from rota.core.types import Device, ModelName, NodeId, ReplicaId, RequestId
+
+
+class Outcome(Enum):
+    """How a granted request ended."""
+
+    OK = "ok"
+    CANCELLED = "cancelled"  # the client left
+    FAILED = "failed"  # the engine broke off or answered 5xx
+    UNREACHABLE = "unreachable"  # no connection to the engine could be had
+
+
+class StopCause(Enum):
+    """Why a replica is gone."""
+
+    ASKED = "asked"
+    CRASHED = "crashed"  # the process ended by itself
+    NEVER_READY = "never ready"  # start_timeout passed
+    REFUSED = "refused"  # it could not even be started
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """A caller asks for a model.
+
+    Args:
+        request: its id.
+        model: the model's own name (aliases are resolved before).
+        caller: who asks, as finely as can be told: conversation, else key, else peer
+            address. A caller who was told to come back finds its place again by this.
+        body_bytes: what it holds in memory while it waits.
+        activation_wait_ms: this caller's own bound on a load, if it stated one.
+        queue_wait_ms: this caller's own bound on the wait for a slot, if it stated one.
+    """
+
+    request: RequestId
+    model: ModelName
+    caller: str
+    body_bytes: int = 0
+    activation_wait_ms: int | None = None
+    queue_wait_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCancelled:
+    """The client went away before it was answered or granted, or before it took its grant."""
+
+    request: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class GrantEnded:
+    """A granted request's response has ended, by whatever door. A grant ends once."""
+
+    request: RequestId
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaReady:
+    """A starting replica answers its readiness probe."""
+
+    replica: ReplicaId
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStopped:
+    """A replica is gone and its memory has been seen free.
+
+    Args:
+        detail: what it said last, for people.
+        permanent: trying again cannot help until someone changes something (no such file).
+    """
+
+    replica: ReplicaId
+    cause: StopCause
+    detail: str = ""
+    permanent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJoined:
+    """A machine and what may be placed on it."""
+
+    node: NodeId
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAsked:
+    """Someone asks for a model to be brought up, with no request to serve.
+
+    Answered with `Loaded` or `Refuse` under the id; it waits however long the load takes.
+    """
+
+    request: RequestId
+    model: ModelName
+
+
+@dataclass(frozen=True, slots=True)
+class UnloadAsked:
+    """Someone asks for a model (None = all) to go: the waiting are answered, the running
+    may end within `grace_ms`."""
+
+    model: ModelName | None
+    grace_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownAsked:
+    """rota is to end: the waiting are answered, the running may end within `grace_ms`."""
+
+    grace_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Nothing but time: the shell woke at `next_wake_ms()`."""
+
+
+Event = (
+    RequestArrived
+    | RequestCancelled
+    | GrantEnded
+    | ReplicaReady
+    | ReplicaStopped
+    | NodeJoined
+    | LoadAsked
+    | UnloadAsked
+    | ShutdownAsked
+    | TimePassed
+)

@@ -1,0 +1,130 @@
+"""The nouns of the core: models, devices, placements, phases. All frozen, all plain.
+
+Memory is MiB, time is integer milliseconds on a clock that never runs backwards; where that
+clock starts is the shell's business. Nothing here does I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+# Aliases for readers: an id is a string, and one that was used is never used again.
+ModelName = str
+NodeId = str
+DeviceId = str
+ReplicaId = str
+RequestId = str
+
+
+class Phase(Enum):
+    """Where a replica is in its life. A cold model has no replica at all.
+
+    Sleep (SLEEPING, ASLEEP, WAKING) joins with the warm tiers.
+    """
+
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"  # runs what it was granted, takes nothing new, then stops
+    STOPPING = "stopping"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Something with memory to place a replica on: a GPU, or RAM for engines on the CPU."""
+
+    id: DeviceId
+    memory_mib: int
+
+    def __post_init__(self) -> None:
+        assert self.memory_mib >= 0, self
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """A node, the devices on it that a replica gets, and what it takes of each.
+
+    `memory_mib` has one figure per device, in the same order. A model that someone else runs
+    has no devices.
+    """
+
+    node: NodeId
+    devices: tuple[DeviceId, ...]
+    memory_mib: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.devices) == len(self.memory_mib), self
+        assert len(set(self.devices)) == len(self.devices), self
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """How many replicas a model may and must have.
+
+    Args:
+        min: replicas kept whatever happens.
+        max: replicas at most; 0 = off.
+        idle_timeout_ms: a replica above `min` steps down after this long without use; 0 = never.
+    """
+
+    min: int
+    max: int
+    idle_timeout_ms: int
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.min <= self.max, self
+        assert self.idle_timeout_ms >= 0, self
+
+    @property
+    def is_off(self) -> bool:
+        return self.max == 0
+
+    @property
+    def is_always(self) -> bool:
+        return self.min > 0
+
+    @property
+    def kind(self) -> str:
+        """`off`, `always` or `on demand`: the words users see."""
+        return "off" if self.is_off else "always" if self.is_always else "on demand"
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What the core knows of a catalog entry: everything about when, nothing about how.
+
+    Args:
+        name: what clients ask for.
+        scaling: see `Scaling`.
+        memory_mib: memory a replica takes on each of its devices; None = it takes them whole.
+        device_count: devices a replica needs on one node; 0 = someone else runs it.
+        devices: the ids it may be placed on; None = any.
+        slots: grants a replica takes at once.
+        queue_max: requests that may wait for this model; over it 429.
+        activation_wait_ms: how long a request holds its connection for a load.
+        queue_wait_ms: how long a request waits for a slot of a ready replica.
+        patience_ms: the age from which a demand may close a busy replica to later requests.
+        stop_grace_ms: between asking an engine to end and killing its process group.
+        load_ms: how long a load is expected to take, from earlier ones; None = not known.
+    """
+
+    name: ModelName
+    scaling: Scaling
+    memory_mib: int | None
+    device_count: int = 1
+    devices: frozenset[DeviceId] | None = None
+    slots: int = 10
+    queue_max: int = 1_000
+    activation_wait_ms: int = 45_000
+    queue_wait_ms: int = 600_000
+    patience_ms: int = 300_000
+    stop_grace_ms: int = 10_000
+    load_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        assert self.slots > 0 and self.device_count >= 0, self
+
+    @property
+    def is_external(self) -> bool:
+        """Whether someone else runs it: an endpoint to probe, nothing to place."""
+        return self.device_count == 0
