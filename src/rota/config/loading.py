@@ -1,0 +1,195 @@
+"""What the keys of the file mean, alone and together; out come the frozen values.
+
+In order: (1) the file as text with places, (2) each entry against the schema, (3) each model
+on its own, (4) models together, (5) models and devices. Every step complains and goes on with
+what is sound, so that one run shows all there is to repair.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rota.config import document as documents
+from rota.config import schema
+from rota.config.addresses import LISTEN, is_loopback, is_own, split_listen
+from rota.config.checking import check_file
+from rota.config.complaints import Complaints, Place
+from rota.config.entry import ModelReader, resolve
+from rota.config.fit import Want, fits
+from rota.config.units import show_mib
+from rota.config.values import CommandEngine, Config, DeviceConfig, ModelConfig, UrlEngine
+from rota.core.types import Model
+
+
+def load(path: Path, *, listen: str | None, state_dir: Path | None, allow_open: bool) -> Config:
+    """See `rota.config.load`."""
+    complaints = Complaints(path)
+    document = documents.read(path, complaints)
+    keys = check_file(document, complaints)
+    reader = _Reader(document, complaints, keys, path.absolute().parent)
+    host, port = reader.listen(listen, allow_open=allow_open)
+    devices = reader.devices()
+    models = reader.models(devices)
+    reader.check_names()
+    reader.check_ports(models, host, port)
+    reader.check_room(models, devices)
+    complaints.raise_if_any()
+    return Config(
+        host=host,
+        port=port,
+        models=models,
+        devices=devices,
+        state_dir=state_dir or reader.state_dir(),
+        queue_bytes_max=keys.queue_bytes_max,
+        body_bytes_max=keys.body_bytes_max,
+        allow_open=allow_open,
+        path=path,
+        warnings=complaints.warning_lines(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Makes values of checked keys. `folder` is where relative paths start."""
+
+    document: documents.Document
+    complaints: Complaints
+    keys: schema.FileKeys
+    folder: Path
+
+    def state_dir(self) -> Path:
+        if self.keys.state is not None:
+            return self._path(self.keys.state)
+        home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        return Path(home) / "rota"
+
+    def listen(self, override: str | None, *, allow_open: bool) -> tuple[str, int]:
+        """Where to listen; complains about what is not an address or is open to others."""
+        place = Place() if override else self.document.value_place("listen")
+        try:
+            host, port = split_listen(override or self.keys.listen or LISTEN)
+        except ValueError as error:
+            self.complaints.problem(place, str(error))
+            return split_listen(LISTEN)
+        if not is_loopback(host):
+            said = f"{host} can be reached from other machines, and there are no keys yet"
+            if allow_open:
+                self.complaints.warn(place, f"{said}: `rota serve` needs --open")
+            else:
+                self.complaints.problem(place, f"{said}; listen on 127.0.0.1 or say --open")
+        return host, port
+
+    def devices(self) -> tuple[DeviceConfig, ...]:
+        return tuple(
+            DeviceConfig(id=name, memory_mib=device.memory, visible=device.visible)
+            for name, device in self.keys.devices.items()
+        )
+
+    def models(self, devices: tuple[DeviceConfig, ...]) -> dict[str, ModelConfig]:
+        """The models that are sound on their own."""
+        models = {}
+        for name, entry in self.keys.models.items():
+            reader = ModelReader(
+                self.document, self.complaints, self.keys, self.folder, name, entry, devices
+            )
+            model = reader.read()
+            if model is not None:
+                models[name] = model
+        return models
+
+    def check_names(self) -> None:
+        """Complains about aliases that are someone's name or alias already."""
+        owners = {name: name for name in self.keys.models}
+        for name, entry in self.keys.models.items():
+            for index, alias in enumerate(entry.aliases):
+                if alias not in owners:
+                    owners[alias] = name
+                    continue
+                owner = owners[alias]
+                what = "the name" if owner == alias else "already an alias"
+                line = self.document.key_place("models", owner).line
+                self.complaints.problem(
+                    self.document.value_place("models", name, "aliases", index),
+                    f"alias `{alias}` is {what} of `{owner}` in line {line}",
+                )
+
+    def check_ports(self, models: Mapping[str, ModelConfig], host: str, port: int) -> None:
+        """Complains about engines at rota's own address, or two at one fixed port."""
+        taken: dict[int, str] = {}
+        for name, model in models.items():
+            match model.engine:
+                case UrlEngine(url=url) if is_own(url, host, port):
+                    place = self.document.value_place("models", name, "url")
+                    self.complaints.problem(
+                        place, f"`{url}` is where rota itself listens: it would ask itself for ever"
+                    )
+                case CommandEngine(port=int(fixed)):
+                    self._check_fixed_port(model, fixed, port, taken)
+                case _:
+                    pass
+
+    def _check_fixed_port(
+        self, model: ModelConfig, fixed: int, own: int, taken: dict[int, str]
+    ) -> None:
+        place = self.document.value_place("models", model.name, "port")
+        holder = taken.setdefault(fixed, model.name)
+        if fixed == own:
+            self.complaints.problem(place, f"port {fixed} is where rota itself listens")
+        elif holder != model.name:
+            self.complaints.problem(
+                place, f"port {fixed} is also that of `{holder}`; leave it out and use ${{PORT}}"
+            )
+        elif model.model.scaling.max > 1:
+            self.complaints.problem(
+                place, f"several replicas cannot share port {fixed}; leave it out and use ${{PORT}}"
+            )
+
+    def check_room(
+        self, models: Mapping[str, ModelConfig], devices: tuple[DeviceConfig, ...]
+    ) -> None:
+        """Complains about what can never stand on the stated devices, alone or together."""
+        if not devices:  # found when serving: `rota serve` says what will not fit
+            return
+        totals = {device.id: device.memory_mib for device in devices}
+        placed = [m.model for m in models.values() if not m.model.is_external]
+        always = [model for model in placed if model.scaling.is_always]
+        pinned = [want_of(model) for model in always for _ in range(model.scaling.min)]
+        if not fits(pinned, totals):
+            self._complain_always(always, totals)
+            return
+        for model in placed:
+            if model.scaling.is_always or model.scaling.is_off:
+                continue
+            if not fits([want_of(model)], totals):
+                self._warn_room(model, "can never be loaded")
+            elif not fits([want_of(model), *pinned], totals):
+                self._warn_room(model, "can never be loaded beside the models that always run")
+
+    def _complain_always(self, always: list[Model], totals: Mapping[str, int]) -> None:
+        needs = ", ".join(f"`{model.name}` ({needs_of(model)})" for model in always)
+        have = ", ".join(f"{device} {show_mib(mib)}" for device, mib in totals.items())
+        last = max(self.document.key_place("models", model.name) for model in always)
+        self.complaints.problem(
+            last, f"models with `min` of 1 or more never fit the devices ({have}) together: {needs}"
+        )
+
+    def _warn_room(self, model: Model, what: str) -> None:
+        place = self.document.key_place("models", model.name)
+        self.complaints.warn(place, f"`{model.name}` {what}: it needs {needs_of(model)}")
+
+    def _path(self, text: str) -> Path:
+        return resolve(self.folder, text)
+
+
+def want_of(model: Model) -> Want:
+    """What a replica of a model has to be given."""
+    return Want(model.memory_mib, model.device_count, model.devices)
+
+
+def needs_of(model: Model) -> str:
+    """What a replica of a model takes, in words."""
+    amount = "a whole device" if model.memory_mib is None else show_mib(model.memory_mib)
+    return amount if model.device_count == 1 else f"{amount} on each of {model.device_count}"

@@ -1,0 +1,328 @@
+"""The keys of the file: what each is, what it means, and its default.
+
+The reference in docs/configuration.md is generated from here, so a key's words live beside it.
+Only keys that do something are listed; those that are designed and not built are refused as
+such (`NOT_BUILT`), since a setting that is silently without effect is worse than none.
+
+Values arrive as text (see `document`), so each type is a reader of text. What depends on more
+than one key is in `loading`. Defaults are written as the author would write them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from rota.config import units
+
+T = TypeVar("T")
+
+
+def _reader(read: Callable[[str], T], wanted: str) -> BeforeValidator:
+    """A pydantic validator from a function of text that raises ValueError with a sentence."""
+
+    def validate(value: object) -> T:
+        if not isinstance(value, str):
+            raise _complaint(f"{_describe(value)}; {wanted} is wanted")
+        try:
+            return read(value)
+        except ValueError as error:
+            raise _complaint(str(error)) from error
+
+    return BeforeValidator(validate)
+
+
+def _complaint(text: str) -> PydanticCustomError:
+    return PydanticCustomError("rota", "{text}", {"text": text})
+
+
+def _describe(value: object) -> str:
+    match value:
+        case None:
+            return "has no value"
+        case dict():
+            return "is a mapping"
+        case list():
+            return "is a list"
+        case _:
+            return f"is `{value}`"
+
+
+def _one_or_more(value: object) -> object:
+    """A single text where a list of texts is wanted means a list of one."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        raise _complaint(f"{_describe(value)}; a list is wanted")
+    return value
+
+
+def _mapping(value: object) -> object:
+    if not isinstance(value, dict):
+        raise _complaint(f"{_describe(value)}; a mapping is wanted")
+    return value
+
+
+def _bounded(low: int, high: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        number = units.whole(text)
+        if not low <= number <= high:
+            raise ValueError(f"is {number}; it goes from {low} to {high}")
+        return number
+
+    return read
+
+
+def _positive_duration(text: str) -> int:
+    ms = units.duration_ms(text)
+    if ms == 0:
+        raise ValueError("is 0; nothing can happen in no time")
+    return ms
+
+
+def _mib_up(text: str) -> int:
+    """MiB, rounded up: a footprint that is a little too large is safe."""
+    return _at_least_one(-(-units.memory_bytes(text) // units.MIB))
+
+
+def _mib_down(text: str) -> int:
+    """MiB, rounded down: a budget that is a little too small is safe."""
+    return _at_least_one(units.memory_bytes(text) // units.MIB)
+
+
+def _at_least_one(mib: int) -> int:
+    if mib < 1:
+        raise ValueError("is less than 1MiB")
+    return mib
+
+
+def _some_text(text: str) -> str:
+    if not text.strip():
+        raise ValueError("is empty")
+    return text
+
+
+# What a value can be. The `| None` is for "not stated": a key that stands without a value
+# reaches the reader, which refuses it.
+Text = Annotated[str | None, _reader(_some_text, "text")]
+AnyText = Annotated[str, _reader(str, "text")]
+Texts = Annotated[
+    tuple[Annotated[str, _reader(_some_text, "text")], ...], BeforeValidator(_one_or_more)
+]
+TextMap = Annotated[dict[str, AnyText], BeforeValidator(_mapping)]
+Truth = Annotated[bool, _reader(units.truth, "true or false")]
+Duration = Annotated[int | None, _reader(units.duration_ms, "a duration")]
+SomeDuration = Annotated[int, _reader(_positive_duration, "a duration")]
+Footprint = Annotated[int | None, _reader(_mib_up, "an amount of memory")]
+Budget = Annotated[int, _reader(_mib_down, "an amount of memory")]
+Bytes = Annotated[int, _reader(units.memory_bytes, "an amount of memory")]
+
+
+def _whole(low: int, high: int) -> BeforeValidator:
+    return _reader(_bounded(low, high), "a whole number")
+
+
+def key(kind: str, text: str, default: object = None, *, shown: str = "") -> Any:
+    """A key of the file.
+
+    Args:
+        kind: what its value is, for the reference.
+        text: what it means, for the reference.
+        default: text is read as if the author had written it; None = not stated; `...` = the
+            key must be there.
+        shown: what the reference says in place of the default.
+    """
+    is_written = isinstance(default, str)
+    if not shown:
+        shown = str(default) if is_written else "required" if default is ... else "–"
+    extra = {"kind": kind, "shown": shown}
+    field: Any = Field  # its overloads do not know a default of any kind
+    return field(default, description=text, json_schema_extra=extra, validate_default=is_written)
+
+
+class Keys(BaseModel):
+    """A mapping of which every key is known."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ScalingKeys(Keys):
+    """How many replicas a model must and may have. `{max: n}` alone means `min: 0`; `{min: n}`
+    alone means `max: n`; `max: 0` is off. A model that states neither takes both from
+    `defaults`, and is off if they are not stated there."""
+
+    min: Annotated[int | None, _whole(0, 1000)] = key(
+        "number", "Replicas kept whatever happens.", shown="0"
+    )
+    max: Annotated[int | None, _whole(0, 1000)] = key(
+        "number", "Replicas at most; 0 = off.", shown="`min`"
+    )
+    idle_timeout: Duration = key(
+        "duration",
+        "A replica above `min` steps down after this long without use; 0 = never.",
+        shown="10m",
+    )
+
+
+class SharedKeys(Keys):
+    """What a model may state, and `defaults` for all models that do not."""
+
+    scaling: ScalingKeys = key(
+        "mapping", "How many replicas, and when one steps down.", ScalingKeys(), shown="off"
+    )
+    concurrency: Annotated[int, _whole(1, 10_000)] = key(
+        "number",
+        "Slots: requests that one replica takes at once. For llama.cpp, `parallel` is the default.",
+        "10",
+    )
+    queue_max: Annotated[int, _whole(0, 1_000_000)] = key(
+        "number", "Requests that may wait for the model; over it 429 `queue_full`.", "1000"
+    )
+    queue_wait: Annotated[int, _reader(units.duration_ms, "a duration")] = key(
+        "duration", "How long a request waits for a slot; past it 429 `model_busy`.", "10m"
+    )
+    activation_wait: Annotated[int, _reader(units.duration_ms, "a duration")] = key(
+        "duration",
+        "How long a request holds its connection for a load; past it 503 with `Retry-After`.",
+        "45s",
+    )
+    patience: Annotated[int, _reader(units.duration_ms, "a duration")] = key(
+        "duration",
+        "How long a waiting request lets others keep a busy replica to themselves.",
+        "5m",
+    )
+    start_timeout: SomeDuration = key(
+        "duration", "A replica that is not ready by then is ended, and its start has failed.", "5m"
+    )
+    stop_grace: Annotated[int, _reader(units.duration_ms, "a duration")] = key(
+        "duration", "Between asking an engine to end and killing its process group.", "10s"
+    )
+
+
+class ModelKeys(SharedKeys):
+    """One entry under `models:`. Exactly one of `cmd`, `model` and `url` says what it is."""
+
+    cmd: Text = key(
+        "text",
+        "The command to run, split as a shell would but run without one. `${PORT}`, `${MODEL}` "
+        "and `macros` are filled in.",
+    )
+    model: Text = key("path", "A GGUF file, run by llama.cpp.")
+    url: Text = key("URL", "A server that someone else runs.")
+    engine: Text = key("text", "`llama.cpp`; implied by `model`.")
+    aliases: Texts = key("list", "Other names that clients may ask for.", ())
+
+    memory: Footprint = key(
+        "memory",
+        "What a replica takes of each of its devices.",
+        shown="estimated for `model`, else the whole device",
+    )
+    device_count: Annotated[int, _whole(1, 1024)] = key(
+        "number", "Devices that a replica needs.", "1"
+    )
+    devices: Texts = key("list", "Ids of the devices it may be placed on.", ())
+
+    ready: Text = key(
+        "path",
+        "Probed until it answers 200; `none` = ready at once.",
+        shown="`/health`; `none` for `url`",
+    )
+    port: Annotated[int | None, _whole(1, 65_535)] = key(
+        "number", "`cmd`: a fixed port, for commands that cannot be told one.", shown="a free one"
+    )
+    cwd: Text = key("path", "`cmd`: the folder to run in.", shown="the file's folder")
+    env: TextMap = key("mapping", "`cmd`, `model`: added to rota's own environment.", {})
+
+    server: Text = key(
+        "path", "`model`: the `llama-server` to run.", shown="the embedded llama.cpp"
+    )
+    context: Annotated[int, _whole(1, 100_000_000)] = key(
+        "number", "`model`: tokens per slot.", "4096"
+    )
+    parallel: Annotated[int, _whole(1, 1024)] = key("number", "`model`: slots.", "4")
+    threads: Annotated[int | None, _whole(1, 4096)] = key(
+        "number", "`model`: CPU threads.", shown="llama.cpp decides"
+    )
+    gpu_layers: Annotated[int | None, _whole(0, 100_000)] = key(
+        "number", "`model`: layers on the GPU.", shown="llama.cpp decides"
+    )
+    embedding: Truth = key("true or false", "`model`: serve embeddings, not text.", "false")
+    args: Texts = key("list", "`model` with `server`: more arguments.", ())
+
+
+class DeviceKeys(Keys):
+    """One entry under `devices:`: a budget. `cpu` is the machine's RAM."""
+
+    memory: Budget = key("memory", "What may be used of it.", ...)
+    visible: Text = key(
+        "text", "What engines placed here get as `CUDA_VISIBLE_DEVICES`: an index or a UUID."
+    )
+
+
+class FileKeys(Keys):
+    """The file."""
+
+    listen: Text = key("HOST:PORT", "Where clients connect.", shown="127.0.0.1:8080")
+    state: Text = key(
+        "path",
+        "The folder for the lock, engine logs and records.",
+        shown="`$XDG_STATE_HOME/rota`",
+    )
+    devices: Annotated[dict[str, DeviceKeys], BeforeValidator(_mapping)] = key(
+        "mapping", "Memory to place replicas on, each by a name.", {}
+    )
+    macros: TextMap = key(
+        "mapping", "Texts to fill in for `${name}` in `cmd`, `args` and `env`.", {}
+    )
+    queue_bytes_max: Bytes = key(
+        "memory", "What the bodies of all waiting requests may take together.", "512MiB"
+    )
+    body_bytes_max: Bytes = key("memory", "What one request's body may take.", "64MiB")
+    defaults: SharedKeys = key("mapping", "For every model that says nothing else.", SharedKeys())
+    models: Annotated[dict[str, ModelKeys], BeforeValidator(_mapping)] = key(
+        "mapping", "What is served, each by the name clients ask for.", {}, shown="required"
+    )
+
+
+# Designed and not built: refused by name, so that nobody takes silence for consent.
+NOT_BUILT = frozenset(
+    {
+        "hold",
+        "hold_max",
+        "priority",
+        "when_full",
+        "groups",
+        "matrix",
+        "exclusive_while_busy",
+        "persistent",
+        "sleep",
+        "lease_ttl_max",
+        "scale_up_after",
+        "on_exit",
+        "keys",
+        "cmd_stop",
+        "preload",
+    }
+)
+
+# What other tools of the field call it, or where it belongs here.
+SYNONYMS = {
+    "checkEndpoint": "ready",
+    "command": "cmd",
+    "concurrencyLimit": "concurrency",
+    "ctx": "context",
+    "ctx_size": "context",
+    "healthCheckTimeout": "start_timeout",
+    "max_replicas": "scaling: {max: …}",
+    "min_replicas": "scaling: {min: …}",
+    "n_ctx": "context",
+    "ngl": "gpu_layers",
+    "path": "model",
+    "proxy": "url",
+    "replicas": "scaling: {max: …}",
+    "ttl": "scaling: {idle_timeout: …}",
+    "vram": "memory",
+}
