@@ -122,7 +122,8 @@ class Model:
     load_ms: int | None = None
 
     def __post_init__(self) -> None:
-        assert self.slots > 0 and self.device_count >= 0, self
+        assert self.slots > 0, self
+        assert self.device_count >= 0, self
 
     @property
     def is_external(self) -> bool:

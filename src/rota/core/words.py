@@ -1,0 +1,181 @@
+"""What callers are told: reasons, refusals, and when to come back. Pure, and only words.
+
+A sentence here names what is waited for and what would help, never a status code: those are
+the gateway's. Estimates are None rather than guessed; a caller is then told the longest
+pause that every SDK obeys, so that three tries of an unmodified one cover four minutes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import assert_never
+from zlib import crc32
+
+from rota.core.effects import Refusal, RefusalCode, Tell, WaitKind
+from rota.core.room import fits_somewhere, holders
+from rota.core.state import Demand, Entry, Replica, State
+from rota.core.types import Model, ReplicaId
+
+RETRY_MS_MIN = 2_000
+RETRY_MS_MAX = 60_000
+"""Bounds on what a caller is told. SDKs of 2024 and 2025 ignore a `Retry-After` over 60 s."""
+RETRY_JITTER_MS = 1_000
+STOP_MS_EXPECTED = 1_000
+"""What an engine that obeys SIGTERM takes to end, with room to spare."""
+
+
+def eta_ms(state: State, demand: Demand) -> int | None:
+    """When the model is expected to serve one who waits, from now; None = not known."""
+    if demand.is_served:
+        if demand.serve_ms is None:
+            return None
+        slots = demand.model.slots * sum(1 for _ in demand.ready())
+        return demand.serve_ms * (len(demand.waiting) // slots + 1)
+    if demand.load_ms is None:
+        return None
+    started = min((replica.phase_since_ms for replica in demand.live()), default=None)
+    if started is not None:
+        return max(0, started + demand.load_ms - state.now_ms)
+    if demand.promise is not None and not demand.promise.is_barrier:
+        return STOP_MS_EXPECTED + demand.load_ms
+    return None
+
+
+def retry_after_ms(state: State, demand: Demand, request: str) -> int:
+    """When to come back, in whole seconds: the estimate, spread a little by request, so that
+    all who wait do not come back at one instant."""
+    estimate = eta_ms(state, demand)
+    if estimate is None:
+        return RETRY_MS_MAX
+    return _bounded(estimate + crc32(request.encode()) % RETRY_JITTER_MS)
+
+
+def reason(state: State, demand: Demand) -> Tell:
+    """What a model's callers wait for."""
+    name = demand.model.name
+
+    def tell(kind: WaitKind, text: str) -> Tell:
+        return Tell(name, kind, text, eta_ms(state, demand))
+
+    if demand.is_served:
+        if any(replica.closed_for is None for replica in demand.ready()):
+            return tell(WaitKind.SLOT, f"every slot of {name} is taken")
+        return tell(WaitKind.TURN, f"{name} makes way for a demand that waited longer")
+    if demand.is_up:
+        return tell(WaitKind.LOADING, f"{name} is loading")
+    if demand.replicas:
+        return tell(WaitKind.ROOM, f"{name} is ending and will be loaded anew")
+    if demand.is_cooling(state.now_ms):
+        return tell(WaitKind.COOLDOWN, f"{name} failed and is cooling down")
+    if demand.promise is not None:
+        leaving = _names(state, demand.promise.leaving)
+        if not leaving:
+            return tell(WaitKind.ROOM, "memory is coming free")
+        end = "finish and leave" if demand.promise.is_barrier else "leave"
+        return tell(WaitKind.ROOM, f"waiting for {leaving} to {end}")
+    return tell(WaitKind.WORK, f"waiting for {_in_the_way(state)} to come free")
+
+
+def start_reason(demand: Demand) -> str:
+    """Why a replica is started, and what had to happen first."""
+    name = demand.model.name
+    if not demand.waiting and not demand.told:
+        return f"{name} is kept loaded"
+    first = f"; {demand.telling.text}" if demand.telling is not None else ""
+    return f"{name} was not loaded{first}"
+
+
+def eviction_reason(state: State, demand: Demand, victim: Replica) -> str:
+    """Why this replica leaves."""
+    idle_s = (state.now_ms - victim.last_use_ms) / 1_000
+    return f"makes room for {demand.model.name}; not used for {idle_s:.1f} s"
+
+
+def not_found(model: str) -> Refusal:
+    """The refusal for a name that is not in the catalog."""
+    text = f"There is no model named {model!r} here; GET /v1/models lists those there are."
+    return Refusal(RefusalCode.MODEL_NOT_FOUND, text)
+
+
+def refusal(state: State, demand: Demand, code: RefusalCode, entry: Entry | None = None) -> Refusal:
+    """A refusal in words, with when to come back where that makes sense."""
+    name = demand.model.name
+    request = entry.request if entry is not None else ""
+    retry_ms: int | None = None
+    match code:
+        case RefusalCode.MODEL_OFF:
+            text = f"{name} is configured and switched off: its scaling allows no replica."
+        case RefusalCode.MODEL_FAILED:
+            text = f"{name} cannot be started. {_why_never(state, demand)}"
+        case RefusalCode.MODEL_COOLING:
+            retry_ms = _bounded(demand.cooldown_until_ms - state.now_ms)
+            text = f"{name} failed and is tried again later. {_last_words(demand)}"
+        case RefusalCode.QUEUE_FULL:
+            retry_ms = retry_after_ms(state, demand, request)
+            text = f"The queue of {name} is full ({len(demand.waiting)} requests wait)."
+        case RefusalCode.MODEL_BUSY:
+            retry_ms = retry_after_ms(state, demand, request)
+            text = f"{name} had no free slot in the time this request could wait."
+        case RefusalCode.MODEL_LOADING | RefusalCode.MODEL_WAITING:
+            retry_ms = retry_after_ms(state, demand, request)
+            text = f"{name} is not ready yet: {reason(state, demand).text}. Please come back."
+        case RefusalCode.NO_ROOM:
+            kept = ", ".join(holders(state, demand))
+            text = f"There is no room for {name}: {kept} may not leave."
+        case RefusalCode.NO_ENDPOINT:
+            retry_ms = RETRY_MS_MIN
+            text = f"{name} is run elsewhere and does not answer. {_last_words(demand)}"
+        case RefusalCode.MODEL_UNLOADED:
+            text = f"{name} was unloaded by hand while this request waited for it."
+        case RefusalCode.SHUTTING_DOWN:
+            text = "rota is shutting down."
+        case RefusalCode.MODEL_NOT_FOUND:
+            return not_found(name)
+        case _:
+            assert_never(code)
+    return Refusal(
+        code,
+        text.rstrip(),
+        retry_ms,
+        position=state.position(name) if code is RefusalCode.MODEL_WAITING else None,
+        eta_ms=eta_ms(state, demand) if retry_ms is not None else None,
+    )
+
+
+def _bounded(wait_ms: int) -> int:
+    """Up to a whole second, within what callers obey."""
+    return min(max(-(-wait_ms // 1_000) * 1_000, RETRY_MS_MIN), RETRY_MS_MAX)
+
+
+def _last_words(demand: Demand) -> str:
+    return demand.failure.detail if demand.failure is not None else ""
+
+
+def _why_never(state: State, demand: Demand) -> str:
+    if fits_somewhere(state, demand.model):
+        return _last_words(demand)
+    return too_large(state, demand.model)
+
+
+def too_large(state: State, model: Model) -> str:
+    """What a model needs beside what the devices have."""
+    need = "its devices whole" if model.memory_mib is None else f"{model.memory_mib} MiB"
+    if model.device_count > 1:
+        need += f" on each of {model.device_count} devices"
+    have = ", ".join(
+        f"{device} has {total} MiB"
+        for devices in state.ledger.totals.values()
+        for device, total in devices.items()
+        if model.devices is None or device in model.devices
+    )
+    return f"It needs {need}; {have or 'there is no device it may use'}."
+
+
+def _names(state: State, replicas: Iterable[ReplicaId]) -> str:
+    known = (state.replicas[r].model.name for r in replicas if r in state.replicas)
+    return ", ".join(sorted(set(known)))
+
+
+def _in_the_way(state: State) -> str:
+    held = (r.id for r in state.replicas.values() if r.placement.devices)
+    return _names(state, held) or "memory"
