@@ -1,0 +1,42 @@
+"""What the controller needs of whatever carries its orders out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from rota.core.effects import Start, Stop
+from rota.core.events import Event
+from rota.core.types import ReplicaId
+from rota.engines.base import Endpoint
+from rota.node.node import Facts
+
+
+class Cluster(Protocol):
+    """Nodes with devices, engines on them, and the way to both.
+
+    `start` and `stop` return at once; what comes of them is posted as `ReplicaReady` and
+    `ReplicaStopped`. Each `Start` ends in exactly one `ReplicaStopped`.
+    """
+
+    async def open(self, post: Callable[[Event], None]) -> None:
+        """Begin, and post a `NodeJoined` for each node."""
+
+    async def close(self) -> None:
+        """End every engine; nothing is left running."""
+
+    def start(self, order: Start) -> None:
+        """Bring a replica up."""
+
+    def stop(self, order: Stop) -> None:
+        """End a replica: ask, wait, kill."""
+
+    def endpoint(self, replica: ReplicaId) -> Endpoint:
+        """Where a replica answers.
+
+        Raises:
+            ReplicaError: it is not running (any more).
+        """
+
+    def facts(self, replica: ReplicaId) -> Facts | None:
+        """What is known of a replica's process; None if it has none."""

@@ -1,0 +1,424 @@
+"""The one loop: an event comes in, the scheduler decides, its orders are carried out.
+
+Only here is the clock read and only here is the scheduler touched. `post` is called in the
+event loop by whoever learns a fact; it steps at once, except while a step's orders are being
+carried out, when the fact waits in line. So a request for a ready model is granted without a
+turn of the loop. A queue with a task behind it was refused: it adds two turns to each
+request and nothing to the order of events, which is the order of `post` either way.
+
+Requests wait on one future each. Whatever ends one (answer, refusal, a caller that leaves)
+goes through the scheduler, so its books and what callers were told cannot differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Self, assert_never
+
+from rota.cluster.base import Cluster
+from rota.config.values import Config
+from rota.core.describe import describe
+from rota.core.effects import (
+    Effect,
+    Grant,
+    Loaded,
+    Refusal,
+    RefusalCode,
+    Refuse,
+    Start,
+    Stop,
+    Tell,
+)
+from rota.core.events import (
+    Event,
+    GrantEnded,
+    LoadAsked,
+    Outcome,
+    ReplicaStopped,
+    RequestArrived,
+    RequestCancelled,
+    ShutdownAsked,
+    TimePassed,
+    UnloadAsked,
+)
+from rota.core.scheduler import Scheduler
+from rota.core.words import not_found
+from rota.engines.base import Endpoint
+from rota.errors import CapacityError, ReplicaError, RequestError, RotaError
+
+log = logging.getLogger("rota.controller")
+
+UNLOAD_GRACE_MS = 10_000
+"""What running requests get before an unload by hand cuts them; llama-swap waits as long."""
+CLOSE_MARGIN_S = 5.0
+"""Over and above every grace, what shutting down waits for replicas to be gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """How a refusal is said over HTTP."""
+
+    error: type[RotaError]
+    status: int
+    retry: bool | None = None
+
+
+# SDKs retry 409 and every 5xx unless `x-should-retry` says otherwise (wire formats, section
+# 2.1 of the OpenAI SDK's rules), so what waiting cannot mend says so.
+_ANSWERS = {
+    RefusalCode.MODEL_NOT_FOUND: _Answer(RequestError, 404),
+    RefusalCode.MODEL_OFF: _Answer(RequestError, 409, retry=False),
+    RefusalCode.MODEL_FAILED: _Answer(ReplicaError, 500, retry=False),
+    RefusalCode.MODEL_COOLING: _Answer(CapacityError, 503),
+    RefusalCode.QUEUE_FULL: _Answer(CapacityError, 429),
+    RefusalCode.MODEL_BUSY: _Answer(CapacityError, 429),
+    RefusalCode.MODEL_LOADING: _Answer(CapacityError, 503),
+    RefusalCode.MODEL_WAITING: _Answer(CapacityError, 503),
+    RefusalCode.NO_ROOM: _Answer(CapacityError, 503, retry=False),
+    RefusalCode.NO_ENDPOINT: _Answer(CapacityError, 503),
+    RefusalCode.MODEL_UNLOADED: _Answer(CapacityError, 503),
+    RefusalCode.SHUTTING_DOWN: _Answer(CapacityError, 503),
+}
+
+_ON_THE_WAY = (RefusalCode.MODEL_LOADING, RefusalCode.MODEL_WAITING)
+
+
+@dataclass(frozen=True, slots=True)
+class _Caller:
+    """Someone who waits for an answer about a model."""
+
+    model: str
+    answer: asyncio.Future[Grant | Loaded]
+
+
+class Controller:
+    """Owns the scheduler; the gateway asks it for grants, the verbs for loads and unloads.
+
+    Use as `async with Controller(config, cluster) as controller`; leaving it ends every
+    replica, waiting for nothing. `shutdown` first to let running requests end.
+    """
+
+    def __init__(self, config: Config, cluster: Cluster) -> None:
+        self.config = config
+        self._cluster = cluster
+        self._scheduler = Scheduler(
+            (entry.model for entry in config.models.values()),
+            queue_bytes_max=config.queue_bytes_max,
+        )
+        self._inbox: deque[Event] = deque()
+        self._is_stepping = False
+        self._callers: dict[str, _Caller] = {}
+        self._departures: dict[str, asyncio.Future[None]] = {}
+        self._numbers = itertools.count(1)
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_ms: int | None = None
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        await self._cluster.open(self.post)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        await asyncio.shield(self._cluster.close())
+
+    # ── for the gateway ──────────────────────────────────────────────────────────────────
+
+    @asynccontextmanager
+    async def grant(
+        self,
+        *,
+        request: str,
+        model: str,
+        caller: str,
+        body_bytes: int = 0,
+        activation_wait_ms: int | None = None,
+        queue_wait_ms: int | None = None,
+    ) -> AsyncIterator[GrantHandle]:
+        """The right to one slot of one replica, for as long as the block runs.
+
+        Entering waits for it; cancelling the wait withdraws the request.
+
+        Args:
+            request: an id for people to follow; told apart here if it is in use.
+            model: the model's own name (see `Config.resolve`).
+            caller: who asks; see `events.RequestArrived`.
+
+        Raises:
+            RotaError: on entering, when there is no grant to be had.
+        """
+        event = RequestArrived(
+            request=self._unused_id(request),
+            model=model,
+            caller=caller,
+            body_bytes=body_bytes,
+            activation_wait_ms=activation_wait_ms,
+            queue_wait_ms=queue_wait_ms,
+        )
+        handle = await self._granted(event)
+        try:
+            yield handle
+        except asyncio.CancelledError:
+            handle.end(Outcome.CANCELLED)
+            raise
+        except BaseException:
+            handle.end(Outcome.FAILED)
+            raise
+        else:
+            handle.end(Outcome.OK)
+
+    # ── for the verbs ────────────────────────────────────────────────────────────────────
+
+    async def load(self, model: str) -> str:
+        """Bring a model up, waiting until it is ready.
+
+        Returns: the id of a replica that is ready.
+        Raises:
+            RotaError: it cannot be, or did not come up. The load goes on if the wait for it
+            is cancelled.
+        """
+        answer = await self._ask(LoadAsked(self._unused_id("load"), model))
+        assert isinstance(answer, Loaded), answer
+        return answer.replica
+
+    def ask_load(self, model: str) -> None:
+        """Bring a model up without waiting.
+
+        Raises:
+            RotaError: what is known at once (no such model, switched off).
+        """
+        future = self._ask(LoadAsked(self._unused_id("load"), model))
+        if future.done():
+            future.result()
+        else:
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def unload(
+        self, model: str | None, *, grace_ms: int | None = None, wait: bool = True
+    ) -> None:
+        """End a model's replicas, or all of them.
+
+        Args:
+            model: None = every model.
+            grace_ms: what running requests get before they are cut; default 10 s.
+            wait: until the processes are gone.
+
+        Raises:
+            RequestError: there is no such model.
+        """
+        demands = self._scheduler.state.demands
+        if model is not None and model not in demands:
+            raise self._error(model, not_found(model))
+        grace_ms = UNLOAD_GRACE_MS if grace_ms is None else grace_ms
+        self.post(UnloadAsked(model, grace_ms))
+        if wait:
+            names = list(demands) if model is None else [model]
+            await self._until_gone([r for name in names for r in demands[name].replicas])
+
+    async def shutdown(self, *, grace_ms: int = UNLOAD_GRACE_MS) -> None:
+        """Answer the waiting, let the running end within the grace, end every replica."""
+        stop_grace_ms = max(
+            (entry.model.stop_grace_ms for entry in self.config.models.values()), default=0
+        )
+        self.post(ShutdownAsked(grace_ms))
+        bound_s = (grace_ms + stop_grace_ms) / 1_000 + CLOSE_MARGIN_S
+        try:
+            async with asyncio.timeout(bound_s):
+                await self._until_gone(list(self._scheduler.state.replicas))
+        except TimeoutError:
+            log.warning("replicas are still there %.0f s after shutdown was asked", bound_s)
+
+    def status(self) -> dict[str, object]:
+        """The state of every model, replica and device, as plain values for JSON."""
+        status = self._scheduler.snapshot()
+        for model in status["models"]:  # type: ignore[attr-defined]
+            model["aliases"] = list(self.config.models[model["name"]].aliases)
+            for replica in model["replicas"]:
+                facts = self._cluster.facts(replica["id"])
+                replica["pid"] = facts.pid if facts else None
+                replica["port"] = facts.port if facts else None
+                replica["command"] = list(facts.command) if facts else None
+        return status
+
+    # ── the loop ─────────────────────────────────────────────────────────────────────────
+
+    def post(self, event: Event) -> None:
+        """Take a fact in. To be called in the event loop."""
+        self._inbox.append(event)
+        if self._is_stepping:
+            return
+        self._is_stepping = True
+        try:
+            while self._inbox:
+                self._step(self._inbox.popleft())
+        finally:
+            self._is_stepping = False
+            self._set_alarm()
+
+    def _step(self, event: Event) -> None:
+        effects = self._scheduler.step(event, self._now_ms())
+        for effect in effects:
+            if log.isEnabledFor(_level(effect)):
+                log.log(_level(effect), "%s  (%s)", describe(effect), describe(event))
+            self._perform(effect)
+        if isinstance(event, ReplicaStopped):
+            departure = self._departures.pop(event.replica, None)
+            if departure is not None and not departure.done():
+                departure.set_result(None)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Grant() | Loaded():
+                caller = self._callers.pop(effect.request, None)
+                if caller is not None and not caller.answer.done():
+                    caller.answer.set_result(effect)
+            case Refuse():
+                caller = self._callers.pop(effect.request, None)
+                if caller is not None and not caller.answer.done():
+                    caller.answer.set_exception(self._error(caller.model, effect.refusal))
+            case Start():
+                self._cluster.start(effect)
+            case Stop():
+                self._cluster.stop(effect)
+            case Tell():
+                pass  # told to those who ask (`status`), and to the log
+            case _:
+                assert_never(effect)
+
+    def _ask(self, event: RequestArrived | LoadAsked) -> asyncio.Future[Grant | Loaded]:
+        caller = _Caller(event.model, self._loop.create_future())
+        self._callers[event.request] = caller
+        self.post(event)
+        return caller.answer
+
+    async def _granted(self, event: RequestArrived) -> GrantHandle:
+        try:
+            grant = await self._ask(event)
+        except asyncio.CancelledError:
+            self._callers.pop(event.request, None)
+            self.post(RequestCancelled(event.request))
+            raise
+        assert isinstance(grant, Grant), grant
+        try:
+            endpoint = self._cluster.endpoint(grant.replica)
+        except ReplicaError:  # it ended between being granted and being looked up
+            self.post(GrantEnded(event.request, Outcome.FAILED))
+            raise
+        return GrantHandle(self.post, event.model, grant, endpoint)
+
+    def _unused_id(self, wanted: str) -> str:
+        """`wanted`, or something like it that no request here has."""
+        while wanted in self._callers or wanted in self._scheduler.state.granted:
+            wanted = f"{wanted.partition('~')[0]}~{next(self._numbers)}"
+        return wanted
+
+    def _error(self, model: str, refusal: Refusal) -> RotaError:
+        """A refusal as what a caller sees."""
+        answer = _ANSWERS[refusal.code]
+        return answer.error(
+            refusal.message,
+            code=refusal.code.value,
+            status=answer.status,
+            retry=answer.retry,
+            retry_after_s=_whole_seconds(refusal.retry_after_ms),
+            loading=self._loading(model, refusal) if refusal.code in _ON_THE_WAY else None,
+        )
+
+    def _loading(self, model: str, refusal: Refusal) -> dict[str, object]:
+        load_ms = self._scheduler.state.demands[model].load_ms
+        is_loading = refusal.code is RefusalCode.MODEL_LOADING
+        progress = None
+        if is_loading and load_ms and refusal.eta_ms is not None:
+            progress = round(min(max(1 - refusal.eta_ms / load_ms, 0.0), 0.99), 2)
+        return {
+            "model": model,
+            "state": "loading" if is_loading else "waiting",
+            "progress": progress,
+            "eta_seconds": _whole_seconds(refusal.eta_ms),
+            "position": refusal.position,
+        }
+
+    def _set_alarm(self) -> None:
+        wake_ms = self._scheduler.next_wake_ms()
+        if wake_ms == self._alarm_ms:
+            return
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm, self._alarm_ms = None, wake_ms
+        if wake_ms is not None:
+            # One millisecond over, so that the clock has surely reached it.
+            self._alarm = self._loop.call_at((wake_ms + 1) / 1_000, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = self._alarm_ms = None
+        self.post(TimePassed())
+
+    def _now_ms(self) -> int:
+        return int(self._loop.time() * 1_000)
+
+    async def _until_gone(self, replicas: list[str]) -> None:
+        for replica in replicas:
+            if replica in self._scheduler.state.replicas:
+                departure = self._departures.setdefault(replica, self._loop.create_future())
+                await asyncio.shield(departure)
+
+
+class GrantHandle:
+    """A request's right to a slot, until `end`.
+
+    Attributes:
+        replica: the id of the replica that serves it.
+        endpoint: where that replica answers.
+        waited_ms: how long the request waited for it.
+        loaded: whether it met a load or a wait for room.
+        why: what it waited for, in words.
+    """
+
+    __slots__ = (
+        "_is_over",
+        "_post",
+        "_request",
+        "endpoint",
+        "loaded",
+        "model",
+        "replica",
+        "waited_ms",
+        "why",
+    )
+
+    def __init__(
+        self, post: Callable[[Event], None], model: str, grant: Grant, endpoint: Endpoint
+    ) -> None:
+        self._post = post
+        self._request = grant.request
+        self._is_over = False
+        self.model = model
+        self.replica = grant.replica
+        self.endpoint = endpoint
+        self.waited_ms = grant.waited_ms
+        self.loaded = grant.loaded
+        self.why = grant.why
+
+    def end(self, outcome: Outcome) -> None:
+        """Give the slot back. Only the first call counts."""
+        if not self._is_over:
+            self._is_over = True
+            self._post(GrantEnded(self._request, outcome))
+
+
+def _whole_seconds(ms: int | None) -> int | None:
+    return None if ms is None else -(-ms // 1_000)
+
+
+def _level(effect: Effect) -> int:
+    """What changes a replica or turns someone away is news; a plain grant is not."""
+    if isinstance(effect, Grant) and not effect.loaded:
+        return logging.DEBUG
+    return logging.INFO
