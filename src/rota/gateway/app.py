@@ -1,0 +1,350 @@
+"""The whole HTTP surface as one ASGI application.
+
+The data path (`proxy.PATHS`) is plain ASGI, for its price per request; everything else is
+asked rarely and is an ordinary Starlette application beside it.
+
+The admin surface can end models, so it answers this machine only. What decides is the peer
+address of the socket itself, never a forwarded header, which anyone can write. A page in a
+browser on this machine is on this machine too, so `Host` must be a name of ours (a rebound
+DNS name is not) and `Origin`, or what the browser says of the fetch's site, must be ours.
+
+Health checks, lists and status are not use: nothing here but a grant keeps a model alive.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import itertools
+import logging
+import os
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from typing import TypeVar, cast
+from urllib.parse import urlsplit
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from rota.config.values import ModelConfig
+from rota.errors import RequestError, RotaError
+from rota.gateway import proxy
+from rota.gateway.client import Client
+from rota.gateway.errors import error_body, error_headers, internal_error, send_error
+from rota.gateway.surface import Controller
+from rota.gateway.watch import ClientGoneError, Watch
+
+T = TypeVar("T")
+Handler = Callable[[Request], Awaitable[Response]]
+
+GREETING = "rota is running"
+GRACE_S_MAX = 86_400
+
+_OFFERED = sorted(proxy.PATHS)
+
+_log = logging.getLogger(__name__)
+
+
+class App:
+    """rota over HTTP.
+
+    Args:
+        controller: decides and knows; never closed from here.
+        client: towards the engines; None = one of our own, closed by `close`.
+    """
+
+    def __init__(self, controller: Controller, *, client: Client | None = None) -> None:
+        self._client = client or Client()
+        self._proxy = proxy.Proxy(controller, self._client)
+        self._beside = _Beside(controller).application()
+        self._run = os.urandom(4).hex()
+        self._count = itertools.count(1)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":  # no web socket is spoken yet, and no lifespan needed
+            return
+        if scope["path"] in proxy.PATHS:
+            if scope["method"] == "POST":
+                await self._proxy(scope, receive, send)
+            else:
+                await send_error(send, _not_allowed("POST"), self._id(), [(b"allow", b"POST")])
+            return
+        request_id = scope["state"]["request_id"] = self._id()
+        try:
+            await self._beside(scope, receive, send)
+        except Exception:  # noqa: BLE001 - answered with a 500 already; the log gets the cause
+            _log.exception("%s failed: %s %s", request_id, scope["method"], scope["path"])
+
+    async def close(self) -> None:
+        """Close the connections kept to engines."""
+        await self._client.close()
+
+    def _id(self) -> str:
+        return f"{self._run}-a{next(self._count)}"
+
+
+class _Beside:
+    """Everything that is not the data path."""
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self._since = int(time.time())
+
+    def application(self) -> Starlette:
+        admin = self._admin
+        routes = [
+            Route("/", self._greet),
+            Route("/health", self._health),
+            Route("/v1/models", self._models),
+            Route("/v1/models/{id:path}", self._model),
+            Route("/rota/v1/status", admin(self._status)),
+            Route("/rota/v1/models/{name:path}/load", admin(self._load), methods=["POST"]),
+            Route("/rota/v1/models/{name:path}/unload", admin(self._unload), methods=["POST"]),
+            Route("/rota/v1/unload", admin(self._unload), methods=["POST"]),
+            # llama-swap's names, for the tools that know them.
+            Route("/running", admin(self._running)),
+            Route("/unload", admin(self._unload_like_llama_swap), methods=["GET", "POST"]),
+        ]
+        application = Starlette(
+            routes=routes,
+            exception_handlers={
+                RotaError: _on_rota_error,
+                HTTPException: _on_http_exception,
+                ClientGoneError: _on_gone,
+                Exception: _on_mistake,
+            },
+        )
+        application.router.redirect_slashes = False
+        return application
+
+    # -- for everyone
+
+    async def _greet(self, request: Request) -> Response:
+        return PlainTextResponse(GREETING)
+
+    async def _health(self, request: Request) -> Response:
+        """200 as long as rota serves, whatever its models do."""
+        return JSONResponse({"status": "ok"})
+
+    async def _models(self, request: Request) -> Response:
+        """Every configured model, in OpenAI's list and Anthropic's at once."""
+        states = self._states()
+        models = self._controller.config.models.values()
+        data = [self._item(model, states) for model in models]
+        return JSONResponse(
+            {
+                "object": "list",
+                "data": data,
+                "has_more": False,
+                "first_id": data[0]["id"] if data else None,
+                "last_id": data[-1]["id"] if data else None,
+            }
+        )
+
+    async def _model(self, request: Request) -> Response:
+        return JSONResponse(self._item(self._find(request.path_params["id"]), self._states()))
+
+    def _item(self, model: ModelConfig, states: Mapping[str, str]) -> dict[str, object]:
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": self._since,
+            "owned_by": "rota",
+            "type": "model",
+            "display_name": model.name,
+            "created_at": datetime.fromtimestamp(self._since, UTC).isoformat(),
+            "aliases": list(model.aliases),
+            "status": {"value": states.get(model.name, "unknown")},
+        }
+
+    def _find(self, name: str) -> ModelConfig:
+        config = self._controller.config
+        model = config.models.get(config.resolve(name))
+        if model is None:
+            raise RequestError(
+                f"there is no model {name!r}; GET /v1/models lists what there is",
+                code="model_not_found",
+                status=404,
+            )
+        return model
+
+    def _states(self) -> dict[str, str]:
+        return {str(model["name"]): str(model["state"]) for model in self._model_statuses()}
+
+    def _model_statuses(self) -> list[dict[str, object]]:
+        return cast("list[dict[str, object]]", self._controller.status()["models"])
+
+    # -- for this machine
+
+    def _admin(self, handler: Handler) -> Handler:
+        async def guarded(request: Request) -> Response:
+            _check_admin(request, self._controller.config.host)
+            return await handler(request)
+
+        return guarded
+
+    async def _status(self, request: Request) -> Response:
+        return JSONResponse(self._controller.status())
+
+    async def _load(self, request: Request) -> Response:
+        name = self._find(request.path_params["name"]).name
+        if not _flag(request, "wait"):
+            self._controller.ask_load(name)
+            return JSONResponse({"model": name, "state": "asked"}, status_code=202)
+        replica = await _while_there(request, self._controller.load(name))
+        return JSONResponse({"model": name, "state": "ready", "replica": replica})
+
+    async def _unload(self, request: Request) -> Response:
+        asked = request.path_params.get("name")
+        name = None if asked is None else self._find(asked).name
+        grace_ms = _grace_ms(request)
+        wait = _flag(request, "wait")
+        unloading = self._controller.unload(name, grace_ms=grace_ms, wait=wait)
+        await _while_there(request, unloading)
+        state, status = ("unloaded", 200) if wait else ("asked", 202)
+        return JSONResponse({"model": name, "state": state}, status_code=status)
+
+    async def _running(self, request: Request) -> Response:
+        running = [
+            {
+                "model": model["name"],
+                "state": replica["phase"],
+                "cmd": replica.get("command"),
+                "proxy": f"http://127.0.0.1:{replica.get('port')}",
+            }
+            for model in self._model_statuses()
+            for replica in cast("list[dict[str, object]]", model["replicas"])
+        ]
+        return JSONResponse({"running": running})
+
+    async def _unload_like_llama_swap(self, request: Request) -> Response:
+        await _while_there(request, self._controller.unload(None))
+        return PlainTextResponse("OK")
+
+
+def _check_admin(request: Request, listen_host: str) -> None:
+    """Raises: RequestError: 403, saying what would be accepted."""
+    peer = request.client.host if request.client else ""
+    if not _is_loopback(peer):
+        raise _forbidden(f"this surface answers the machine it runs on only, not {peer!r}")
+    hosts = request.headers.getlist("host")
+    name = _host_name(hosts[0]) if len(hosts) == 1 else ""
+    if not (_is_loopback(name) or name in ("localhost", listen_host.lower())):
+        raise _forbidden(
+            "the Host header must be localhost, a loopback address or the address rota listens "
+            f"on, not {', '.join(hosts)!r}"
+        )
+    origin = request.headers.get("origin")
+    if origin is not None and origin != f"{request.url.scheme}://{hosts[0]}":
+        raise _forbidden(f"the Origin header must be rota's own, not {origin!r}")
+    site = request.headers.get("sec-fetch-site", "none")
+    if site not in ("same-origin", "none"):
+        raise _forbidden(f"a page of another site asked ({site}); open rota's own address")
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    mapped = getattr(parsed, "ipv4_mapped", None)  # ::ffff:127.0.0.1, on a socket for both
+    return bool((mapped or parsed).is_loopback)
+
+
+def _host_name(host: str) -> str:
+    """The name in a Host header, without its port; empty for what is none."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _flag(request: Request, name: str) -> bool:
+    raw = request.query_params.get(name, "false").lower()
+    if raw in ("true", "1", ""):
+        return True
+    if raw in ("false", "0"):
+        return False
+    raise RequestError(
+        f"{name} must be true or false, not {raw!r}", code="invalid_request", status=400
+    )
+
+
+def _grace_ms(request: Request) -> int | None:
+    raw = request.query_params.get("grace_s")
+    if raw is None:
+        return None
+    try:
+        grace_s = float(raw)
+    except ValueError:
+        grace_s = -1
+    if not 0 <= grace_s <= GRACE_S_MAX:
+        raise RequestError(
+            f"grace_s must be seconds from 0 to {GRACE_S_MAX}, not {raw!r}",
+            code="invalid_request",
+            status=400,
+        )
+    return int(grace_s * 1_000)
+
+
+async def _while_there(request: Request, work: Awaitable[T]) -> T:
+    """The outcome of `work`, which is called off if the client leaves."""
+    with Watch(request.receive):
+        return await work
+
+
+def _request_id(request: Request) -> str:
+    return str(request.scope["state"]["request_id"])
+
+
+def _error_response(
+    request: Request, error: RotaError, more_headers: Mapping[str, str] | None = None
+) -> Response:
+    request_id = _request_id(request)
+    body = error_body(error, request_id)
+    response = Response(body, status_code=error.status)
+    response.raw_headers = error_headers(error, request_id, len(body))
+    response.headers.update(more_headers or {})
+    return response
+
+
+async def _on_rota_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RotaError)
+    return _error_response(request, error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """The framework's own refusals, in our shape."""
+    assert isinstance(error, HTTPException)
+    headers = error.headers or {}
+    if error.status_code == 405:
+        return _error_response(request, _not_allowed(headers["Allow"]), headers)
+    return _error_response(
+        request,
+        RequestError(
+            f"there is nothing at {request.url.path}; rota answers POST {', '.join(_OFFERED)} "
+            "and GET /v1/models",
+            code="not_found",
+            status=error.status_code,
+        ),
+    )
+
+
+async def _on_gone(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it
+
+
+async def _on_mistake(request: Request, error: Exception) -> Response:
+    return _error_response(request, internal_error(_request_id(request)))
+
+
+def _not_allowed(allowed: str) -> RequestError:
+    return RequestError(f"this path takes {allowed} only", code="method_not_allowed", status=405)
+
+
+def _forbidden(message: str) -> RequestError:
+    return RequestError(message, code="forbidden", status=403)

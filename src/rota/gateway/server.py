@@ -1,0 +1,215 @@
+"""uvicorn in our own loop: we own the socket, the signals and the end.
+
+uvicorn is given a bound socket, so a taken port is our complaint and can name who holds it.
+Its signal handling is left out: rota drains its grants before the server is stopped, and only
+rota knows when that is.
+
+Against slow and vanished clients: the kernel ends a connection whose peer takes nothing for
+`STALL_S_MAX` (TCP_USER_TIMEOUT, inherited from the listening socket), so neither a stalled
+reader nor a machine that lost its power holds a slot for good; `intake` bounds the wait for a
+body. What uvicorn does not offer is a bound on the first request's head: a client that
+connects and never asks costs one idle socket until it leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+
+from rota.config.values import Config
+from rota.errors import ConfigError
+from rota.gateway.app import App
+
+# SDKs keep an idle connection for 5 s; closing at the same moment would cut their next request.
+KEEP_ALIVE_S = 75
+STALL_S_MAX = 300
+STOP_S_MAX = 2  # for answers still under way; rota has drained its grants before
+BACKLOG = 2_048
+
+# Far above the default (700, 10, 10): requests leave few cycles, and scanning for them took
+# 14 to 35 % of a request's CPU at 64 clients.
+_GC_THRESHOLD = (50_000, 20, 50)
+
+_log = logging.getLogger(__name__)
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """The fastest event loop there is, for `asyncio.Runner`: uvloop's, else asyncio's."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+class RunningServer:
+    """A server that accepts connections."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host = host
+        self.port = port
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+@contextlib.asynccontextmanager
+async def serve(
+    app: App, config: Config, *, listener: socket.socket | None = None
+) -> AsyncIterator[RunningServer]:
+    """Serve until the block is left; then take no new connection, give answers still under way
+    `STOP_S_MAX`, and close everything, the app's connections to engines included.
+
+    Args:
+        listener: a bound socket, closed at the end; None = one is bound to `config.host` and
+            `config.port` (0 = any free one; `RunningServer.port` says which).
+
+    Raises:
+        ConfigError: the address cannot be had; the message says who holds it, if that can be
+            seen.
+    """
+    listener = listener or bind(config.host, config.port)
+    host, port = listener.getsockname()[:2]
+    server = _Server(_uvicorn_config(app))
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+    listening = asyncio.create_task(server.listening.wait())
+    try:
+        await asyncio.wait({running, listening}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            await running
+        yield RunningServer(host, port)
+    finally:
+        listening.cancel()
+        server.should_exit = True
+        await running
+        server.abort_connections()
+        await app.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A TCP socket bound to an address. Raises: ConfigError: it cannot be had."""
+    where = f"{host}:{port}"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"cannot listen on {where}: {error}", code="listen_failed") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if sys.platform == "linux":
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STALL_S_MAX * 1_000)
+        listener.bind(address)
+        listener.listen(BACKLOG)  # now, so that a second rota is told so at once
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        holder = _holder_of(port)
+        by = f"; {holder} listens there" if holder else ""
+        raise ConfigError(
+            f"cannot listen on {where}: {error.strerror}{by}", code="listen_failed"
+        ) from error
+    return listener
+
+
+@contextlib.contextmanager
+def settled_memory() -> Iterator[None]:
+    """Spare the collector what start-up made and will stay, and run it rarely.
+
+    For the process that serves; undone at the end of the block.
+    """
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLD)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server without its signal handlers, and with a way to await its start."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    def abort_connections(self) -> None:
+        """End what outlived `STOP_S_MAX`: a client that does not take its last bytes."""
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
+def _uvicorn_config(app: App) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        interface="asgi3",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        loop="none",  # it runs in the loop it is started from
+        log_config=None,
+        log_level="critical",  # the app logs its own failures, with their cause
+        access_log=False,
+        proxy_headers=False,  # a peer's address is the socket's, whatever its headers say
+        server_header=False,  # the engine's own is passed on
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=STOP_S_MAX,
+    )
+
+
+def _holder_of(port: int) -> str | None:
+    """Who listens on a TCP port of this machine, for people; None if it cannot be seen.
+
+    /proc names a socket's inode per port, and each process's open sockets by inode; those of
+    other users stay hidden.
+    """
+    inodes = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    if not inodes:
+        return None
+    for process in Path("/proc").glob("[0-9]*"):
+        if not inodes.isdisjoint(_open_files(process)):
+            with contextlib.suppress(OSError):
+                return f"{(process / 'comm').read_text().strip()} (pid {process.name})"
+    return None
+
+
+def _open_files(process: Path) -> Iterator[str]:
+    """What a process's descriptors point at; it and they may go while we look."""
+    with contextlib.suppress(OSError):
+        for descriptor in (process / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                yield str(descriptor.readlink())
+
+
+def _listening_inodes(port: int) -> Iterator[str]:
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                is_listening = fields[3] == "0A"
+                if is_listening and int(fields[1].rpartition(":")[2], 16) == port:
+                    yield fields[9]
