@@ -94,10 +94,15 @@ def _complain(
         case "missing":
             place, text = document.key_place(*route[:-1]), f"`{name}` is missing"
         case "model_type" | "model_attributes_type":
-            place, text = document.value_place(*route), f"`{name}` must be a mapping"
+            place, text = document.value_place(*route), f"{_label(route)} must be a mapping"
         case _:
-            place, text = document.value_place(*route), f"`{name}` {detail['msg']}"
+            place, text = document.value_place(*route), f"{_label(route)} {detail['msg']}"
     complaints.problem(place, text)
+
+
+def _label(route: Route) -> str:
+    last = route[-1]
+    return f"item {last + 1} of `{route[-2]}`" if isinstance(last, int) else f"`{last}`"
 
 
 def _say_unknown(kind: type[schema.Keys], route: Route, name: str) -> str:
@@ -106,11 +111,10 @@ def _say_unknown(kind: type[schema.Keys], route: Route, name: str) -> str:
     if name in schema.SYNONYMS:
         return f"unknown key `{name}`; here it is `{schema.SYNONYMS[name]}`"
     known = _keys_at(kind, route[:-1])
-    suggestion = did_you_mean(name, known.model_fields)
-    if "did you mean" not in suggestion:
-        home = _home_of(name, known)
-        suggestion = f"; it belongs under `{home}`" if home else suggestion
-    return f"unknown key `{name}`{suggestion}"
+    home = _home_of(name, known)
+    if home is not None:
+        return f"unknown key `{name}`; it belongs {home}"
+    return f"unknown key `{name}`{did_you_mean(name, known.model_fields)}"
 
 
 def _keys_at(kind: type[schema.Keys], route: Route) -> type[schema.Keys]:
@@ -124,11 +128,11 @@ def _keys_at(kind: type[schema.Keys], route: Route) -> type[schema.Keys]:
 
 def _home_of(name: str, wrong: type[schema.Keys]) -> str | None:
     homes: tuple[tuple[str, type[schema.Keys]], ...] = (
-        ("scaling", schema.ScalingKeys),
-        ("models: NAME", schema.ModelKeys),
-        ("devices: NAME", schema.DeviceKeys),
+        ("under `scaling`", schema.ScalingKeys),
+        ("under `models: NAME`", schema.ModelKeys),
+        ("under `devices: NAME`", schema.DeviceKeys),
     )
     for home, kind in homes:
         if name in kind.model_fields and kind is not wrong:
             return home
-    return "the top of the file" if name in schema.FileKeys.model_fields else None
+    return "at the top of the file" if name in schema.FileKeys.model_fields else None

@@ -135,7 +135,7 @@ def _say_yaml(error: MarkedYAMLError, text: str, place: Place) -> str:
     if here.startswith("\t"):
         return "a tab; YAML is indented with spaces"
     if said.startswith("mapping values"):
-        return "not YAML: a second `:` in one line; quote the text if it contains `: `"
+        return "not YAML: a second `:` in one line; quote the text if it has one"
     if here[:1] in {"@", "`", "%"}:
         return f"not YAML: text cannot start with `{here[0]}`; quote it"
     return f"not YAML: {said}"

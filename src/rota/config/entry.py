@@ -51,7 +51,6 @@ _KEYS_OF_KIND = {
 _NAME_RULE = "names have 1 to 256 printable characters and no spaces around them"
 
 _PLACEHOLDER = re.compile(r"\$\{([^{}]*)\}")
-_FILLED_IN_AT_START = ("PORT", "MODEL")
 _SHELL_WORDS = frozenset({"|", "||", "&&", "&", ";", ">", ">>", "<", "2>&1", "2>"})
 
 
@@ -147,7 +146,7 @@ class ModelReader:
         argv = self._argv(entry.cmd, cwd)
         env = self._env()
         has_port = any("${PORT}" in text for text in (*argv, *env.values()))
-        if not has_port and entry.port is None:
+        if argv and not has_port and entry.port is None:
             self._problem(
                 "the command is told no port; write `${PORT}` in it, or state `port:`", "cmd"
             )
@@ -194,7 +193,10 @@ class ModelReader:
             threads=entry.threads,
             gpu_layers=entry.gpu_layers,
             embedding=entry.embedding,
-            args=tuple(self._filled(text, "args", index) for index, text in enumerate(entry.args)),
+            args=tuple(
+                self._filled(text, "args", index, at_start=())
+                for index, text in enumerate(entry.args)
+            ),
             env=self._env(),
         )
 
@@ -229,16 +231,19 @@ class ModelReader:
                 self._problem(f"`{name}` cannot be a variable's name", "env", name)
         return {name: self._filled(text, "env", name) for name, text in self.entry.env.items()}
 
-    def _filled(self, text: str, *route: str | int) -> str:
-        """The text with macros filled in; `${PORT}` and `${MODEL}` stay for each start."""
+    def _filled(
+        self, text: str, *route: str | int, at_start: tuple[str, ...] = ("PORT", "MODEL")
+    ) -> str:
+        """The text with macros filled in; the placeholders `at_start` stay for each start."""
         macros = self.file.macros
 
         def fill(match: re.Match[str]) -> str:
             name = match[1]
-            if name not in macros and name not in _FILLED_IN_AT_START:
-                known = [*_FILLED_IN_AT_START, *macros]
-                there = ", ".join(f"${{{macro}}}" for macro in known)
-                self._problem(f"nothing is called `${{{name}}}`; there is {there}", *route)
+            if name not in macros and name not in at_start:
+                there = ", ".join(f"${{{known}}}" for known in [*at_start, *macros])
+                self._problem(
+                    f"nothing is called `${{{name}}}`; there is {there or 'none'}", *route
+                )
             return macros.get(name, match[0])
 
         return _PLACEHOLDER.sub(fill, text)

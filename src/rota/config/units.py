@@ -81,7 +81,7 @@ def memory_bytes(text: str) -> int:
     factor = _MEMORY_UNITS.get(unit.lower())
     if factor is None:
         raise ValueError(f"{_quote(text)} {_unit_advice(number, unit)}")
-    total = round(Fraction(number) * factor)
+    total: int = round(Fraction(number) * factor)
     if total > BYTES_MAX:
         raise ValueError(f"{_quote(text)} is more than any machine has")
     return total
