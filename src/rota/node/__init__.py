@@ -1,0 +1,3 @@
+from rota.node.node import Facts, Node
+
+__all__ = ["Facts", "Node"]

@@ -1,0 +1,304 @@
+"""The life of one replica, as a story: `Replica.live` from start to nothing left.
+
+It is told to end through a future (`ask`), never by cancelling it, so no await of an ending
+can be cut short. Every failure of the outside becomes a `ReplicaStopped` with a cause and a
+sentence; nothing here raises into the node.
+
+Refused: a state machine with callbacks (the story would be in no one place), and
+asyncio.subprocess (what it starts outlives a kill -9 of rota).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rota.config.values import CommandEngine, ModelConfig, UrlEngine
+from rota.core.events import ReplicaStopped, StopCause
+from rota.core.types import ReplicaId
+from rota.engines.base import Endpoint, Launch
+from rota.engines.launch import Spawned, endpoint_of, launch_for
+from rota.engines.probe import Answer, probe
+from rota.node import processes
+from rota.node.guards import Child, Guards
+from rota.node.records import Records
+
+TRIES = 3  # starts in all, when one fails through no fault of the engine's
+PROBE_TIMEOUT_S = 1.0
+PROBE_EVERY_S_MIN, PROBE_EVERY_S_MAX = 0.005, 0.250
+PROBE_SHARE = 0.02  # of the time waited so far: what noticing may add to a load
+URL_TIMEOUT_S = 2.0
+GUARD_WAIT_S = 15.0  # beyond the grace: a guard gives up on a stuck process after 10 s
+DETAIL_LINES = 8
+
+_log = logging.getLogger(__name__)
+_Result = TypeVar("_Result")
+
+
+class Replica:
+    """One start of a model, until it is gone.
+
+    Args:
+        visible: what CUDA calls the devices it is placed on.
+        log_path: where its output goes; no other live replica's.
+        taken: the ports of all live replicas.
+        on_ready: called once, when it answers.
+
+    Attributes:
+        endpoint: where it answers; None unless it is ready.
+        child: its latest process; None until there is one, and for a URL.
+        port: the one that process was told to bind.
+        started_at: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        replica_id: ReplicaId,
+        config: ModelConfig,
+        *,
+        visible: tuple[str, ...],
+        log_path: Path,
+        guards: Guards,
+        records: Records,
+        taken: Callable[[], set[int | None]],
+        on_ready: Callable[[], None],
+    ) -> None:
+        self.id = replica_id
+        self.config = config
+        self.log_path = log_path
+        self.started_at = time.time()
+        self.endpoint: Endpoint | None = None
+        self.child: Child | None = None
+        self.port: int | None = None
+        self._visible = visible
+        self._guards = guards
+        self._records = records
+        self._taken = taken
+        self._on_ready = on_ready
+        self._asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._met = Answer(connected=False)  # what the latest probe met
+
+    def ask(self, grace_ms: int) -> None:
+        """To end. Asked again, it can only become sooner."""
+        if not self._asked.done():
+            self._asked.set_result(grace_ms)
+        elif self.child is not None:
+            self.child.stop(grace_ms)
+
+    async def live(self) -> ReplicaStopped:
+        """The whole life. Returns when nothing of it is left, with why it is over."""
+        try:
+            stopped = await self._story()
+        except Exception as error:  # noqa: BLE001 - a Start without its end would wait for ever
+            _log.exception("replica %s: a fault of rota's own", self.id)
+            await self._end(0)
+            stopped = self._stopped(StopCause.REFUSED, f"rota failed to run it: {error}")
+        self._records.remove(self.id)
+        return stopped
+
+    async def _story(self) -> ReplicaStopped:
+        """1. It comes up, unless it 2. cannot, or 3. takes too long. 4. It is ready until it
+        5. is told to end, which may have been before, or 6. ends by itself."""
+        timeout_s = self.config.start_timeout_ms / 1000
+        try:
+            async with asyncio.timeout(timeout_s):
+                endpoint = await _unless(self._asked, self._bring_up())  # 1
+        except _CannotStart as why:  # 2
+            await self._end(0)
+            return self._stopped(why.cause, str(why), permanent=why.permanent)
+        except TimeoutError:  # 3
+            await self._end(0)
+            detail = f"was not ready after {timeout_s:g} s: {self._how_it_answered()}"
+            return self._stopped(StopCause.NEVER_READY, detail + self._last_lines())
+        if endpoint is not None:
+            self.endpoint = endpoint
+            self._on_ready()  # 4
+            ends: list[asyncio.Future[Any]] = [self._asked]
+            ends += [self.child.exited] if self.child else []
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            self.endpoint = None
+        if self._asked.done():  # 5
+            await self._end(self._asked.result())
+            return self._stopped(StopCause.ASKED, "")
+        assert self.child is not None
+        how = self.child.exited.result()  # 6
+        await self._end(0)
+        return self._stopped(StopCause.CRASHED, f"{how}{self._last_lines()}")
+
+    async def _bring_up(self) -> Endpoint:
+        engine = self.config.engine
+        if isinstance(engine, UrlEngine):
+            return await _reach(engine)
+        reasons = []
+        for _ in range(TRIES):
+            try:
+                return await self._try(engine)
+            except _NotItsFault as why:
+                reasons.append(str(why))
+                await self._end(0)
+        raise _CannotStart(StopCause.REFUSED, "could not be started: " + "; ".join(reasons))
+
+    async def _try(self, engine: Spawned) -> Endpoint:
+        """One start on one port. Raises _CannotStart; or _NotItsFault: try again."""
+        fixed = engine.port if isinstance(engine, CommandEngine) else None
+        port = self.port = self._free_port() if fixed is None else _fixed_port(fixed)
+        launch = launch_for(
+            engine,
+            model=self.config.name,
+            port=port,
+            visible=self._visible,
+            environ=os.environ,
+        )
+        child = await self._spawn(launch)
+        endpoint = Endpoint("127.0.0.1", port)
+        try:
+            await _unless(child.exited, self._answered(child, endpoint))
+        except _NotItsFault as why:
+            if fixed is None:
+                raise
+            raise _CannotStart(StopCause.REFUSED, f"could not be started: {why}") from None
+        if not child.exited.done():
+            return endpoint
+        await self._end(0)
+        if fixed is None and not processes.is_free(port):
+            raise _NotItsFault(f"port {port} was taken by another process")
+        how = child.exited.result()
+        detail = f"{how} while it was starting{self._last_lines()}"
+        raise _CannotStart(StopCause.CRASHED, detail)
+
+    def _free_port(self) -> int:
+        while (port := processes.free_port()) in self._taken():
+            pass
+        return port
+
+    async def _spawn(self, launch: Launch) -> Child:
+        _require(launch.files)
+        env = {**launch.env, processes.MARK: self._records.mark(self.id)}
+        child = self.child = Child(replace(launch, env=env), self.log_path)
+        await self._guards.guard(child)
+        await asyncio.wait([child.started])
+        if failure := child.started.result():
+            if failure.guard_lost:
+                raise _NotItsFault(failure.error)
+            detail = f"could not be started: {failure.error}"
+            raise _CannotStart(StopCause.REFUSED, detail, permanent=failure.permanent)
+        assert child.pid is not None
+        self._records.add(self.id, child.pid)
+        return child
+
+    async def _answered(self, child: Child, endpoint: Endpoint) -> None:
+        """Return as soon as it answers, and the answer is its own and nobody else's."""
+        assert child.guard_pid is not None
+        if child.launch.ready is None:
+            return
+        clock = asyncio.get_running_loop().time
+        begun = clock()
+        first = True
+        while True:
+            self._met = await probe(endpoint, child.launch.ready, timeout_s=PROBE_TIMEOUT_S)
+            if self._met.connected and (first or self._met.status == 200):
+                first = False
+                foreign = await asyncio.to_thread(
+                    processes.foreign_holder, endpoint.port, child.guard_pid
+                )
+                if foreign:
+                    raise _NotItsFault(f"port {endpoint.port} is held by {foreign}")
+            if self._met.status == 200:
+                return
+            delay_s = PROBE_SHARE * (clock() - begun)
+            await asyncio.sleep(min(max(delay_s, PROBE_EVERY_S_MIN), PROBE_EVERY_S_MAX))
+
+    async def _end(self, grace_ms: int) -> None:
+        """End its process, if it has one, and return when nothing of it is left."""
+        if (child := self.child) is None:
+            return
+        child.stop(grace_ms)
+        await asyncio.wait([child.gone], timeout=grace_ms / 1000 + GUARD_WAIT_S)
+        gone = child.gone.result() if child.gone.done() else None
+        if gone is None or not gone.seen or gone.left:
+            mark = self._records.mark(self.id)
+            left = await asyncio.to_thread(processes.end_all, lambda: processes.marked(mark))
+            if left:
+                _log.error("replica %s: even SIGKILL does not end %s", self.id, sorted(left))
+
+    def _stopped(self, cause: StopCause, detail: str, *, permanent: bool = False) -> ReplicaStopped:
+        detail = f"{self.config.name} {detail}" if detail else ""
+        return ReplicaStopped(self.id, cause, detail, permanent)
+
+    def _how_it_answered(self) -> str:
+        path = self.child.launch.ready if self.child else ""
+        match self._met:
+            case Answer(connected=False):
+                return f"nothing listens on port {self.port}"
+            case Answer(status=None):
+                return f"it accepts connections but does not answer {path}"
+            case Answer(status=status):
+                return f"{path} answers {status}"
+
+    def _last_lines(self) -> str:
+        if self.child is None:
+            return ""
+        tail = self.child.exited.result().tail if self.child.exited.done() else ""
+        lines = [line for line in tail.splitlines() or self.child.tail(DETAIL_LINES) if line]
+        return "\n".join([". Its last lines:", *lines[-DETAIL_LINES:]]) if lines else ""
+
+
+class _CannotStart(Exception):
+    """A start has come to nothing; the text goes on from the model's name."""
+
+    def __init__(self, cause: StopCause, detail: str, *, permanent: bool = False) -> None:
+        super().__init__(detail)
+        self.cause = cause
+        self.permanent = permanent
+
+
+class _NotItsFault(Exception):
+    """A try came to nothing for a reason that another try may not meet: a port, a guard."""
+
+
+async def _unless(end: asyncio.Future[Any], work: Coroutine[Any, Any, _Result]) -> _Result | None:
+    """What `work` returns or raises; None if `end` came first, for then it is called off."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task, end], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+    if end.done():
+        _ = task.cancelled() or task.exception()  # seen, and of no interest any more
+        return None
+    return task.result()
+
+
+async def _reach(engine: UrlEngine) -> Endpoint:
+    """Ask a server that someone else runs, once. Raises _CannotStart, never for good."""
+    endpoint = endpoint_of(engine)
+    answer = await probe(endpoint, engine.ready, timeout_s=URL_TIMEOUT_S)
+    if not answer.connected:
+        raise _CannotStart(StopCause.REFUSED, f"does not answer at {engine.url}")
+    if engine.ready is not None and answer.status != 200:
+        said = f"answers {answer.status}" if answer.status else "does not answer"
+        raise _CannotStart(StopCause.REFUSED, f"is not ready: {engine.url}{engine.ready} {said}")
+    return endpoint
+
+
+def _require(files: Iterable[Path]) -> None:
+    for file in files:
+        if not os.access(file, os.R_OK):
+            problem = "may not be read" if os.path.lexists(file) else "no such file"
+            detail = f"could not be started: {problem}: {file}"
+            raise _CannotStart(StopCause.REFUSED, detail, permanent=True)
+
+
+def _fixed_port(port: int) -> int:
+    if processes.is_free(port):
+        return port
+    who = processes.holder_of(port) or "another process"
+    raise _CannotStart(StopCause.REFUSED, f"could not be started: port {port} is held by {who}")
