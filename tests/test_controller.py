@@ -1,0 +1,270 @@
+"""What: the controller carries decisions out and loses no caller, whatever happens when.
+How: the real scheduler under the real loop, over a cluster that only writes orders down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from rota.config.values import CommandEngine, Config, ModelConfig
+from rota.controller import Controller, GrantHandle
+from rota.core.effects import Start, Stop
+from rota.core.events import Event, NodeJoined, Outcome, ReplicaReady, ReplicaStopped, StopCause
+from rota.core.types import Device, Model, Scaling
+from rota.engines.base import Endpoint
+from rota.errors import CapacityError, ReplicaError, RequestError
+from rota.node.node import Facts
+
+
+class RecordingCluster:
+    """A fake: 1,000 MiB on one device; the test says what becomes of each order."""
+
+    def __init__(self) -> None:
+        self.orders: list[Start | Stop] = []
+        self.gone: set[str] = set()
+        self.is_closed = False
+
+    async def open(self, post: Callable[[Event], None]) -> None:
+        self.post = post
+        post(NodeJoined("local", (Device("cpu", 1_000),)))
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+    def start(self, order: Start) -> None:
+        self.orders.append(order)
+
+    def stop(self, order: Stop) -> None:
+        self.orders.append(order)
+
+    def endpoint(self, replica: str) -> Endpoint:
+        if replica in self.gone:
+            raise ReplicaError("gone", code="replica_gone", status=502)
+        return Endpoint("127.0.0.1", 1)
+
+    def facts(self, replica: str) -> Facts | None:
+        return None
+
+    def ready(self, replica: str) -> None:
+        self.post(ReplicaReady(replica))
+
+    def stopped(self, replica: str, cause: StopCause = StopCause.ASKED, detail: str = "") -> None:
+        self.post(ReplicaStopped(replica, cause, detail))
+
+    def last(self) -> Start | Stop:
+        return self.orders[-1]
+
+
+def entry(name: str, **facts: object) -> ModelConfig:
+    defaults: dict[str, object] = {"scaling": Scaling(0, 1, 600_000), "memory_mib": 600, "slots": 2}
+    return ModelConfig(
+        model=Model(name, **(defaults | facts)),  # type: ignore[arg-type]
+        engine=CommandEngine(("true",)),
+        aliases=(f"{name}-alias",),
+    )
+
+
+@asynccontextmanager
+async def running(*entries: ModelConfig) -> AsyncIterator[tuple[Controller, RecordingCluster]]:
+    cluster = RecordingCluster()
+    config = Config("127.0.0.1", 0, {entry.name: entry for entry in entries})
+    async with Controller(config, cluster) as controller:
+        yield controller, cluster
+    assert cluster.is_closed
+
+
+class Asker:
+    """One request in a task of its own, held until `finish`."""
+
+    def __init__(self, controller: Controller, model: str, request: str = "q") -> None:
+        self.handle: GrantHandle | None = None
+        self.may_end = asyncio.Event()
+        self.task = asyncio.create_task(self._ask(controller, model, request))
+
+    async def _ask(self, controller: Controller, model: str, request: str) -> None:
+        async with controller.grant(request=request, model=model, caller="peer:t") as handle:
+            self.handle = handle
+            await self.may_end.wait()
+
+    async def finish(self) -> None:
+        self.may_end.set()
+        await self.task
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+async def test_a_cold_request_is_granted_when_its_replica_is_ready() -> None:
+    async with running(entry("a")) as (controller, cluster):
+        asker = Asker(controller, "a")
+        await until(lambda: len(cluster.orders) == 1)
+        cluster.ready("r1")
+        await until(lambda: asker.handle is not None)
+        assert asker.handle is not None
+        assert (asker.handle.replica, asker.handle.loaded) == ("r1", True)
+        await asker.finish()
+
+
+async def test_one_request_id_used_twice_at_once_is_two_requests() -> None:
+    async with running(entry("a")) as (controller, cluster):
+        askers = [Asker(controller, "a", "same") for _ in range(2)]
+        await until(lambda: len(cluster.orders) == 1)
+        cluster.ready("r1")
+        await until(lambda: all(asker.handle for asker in askers))
+        for asker in askers:
+            await asker.finish()
+
+
+async def test_a_caller_that_leaves_the_queue_costs_no_slot() -> None:
+    async with running(entry("a", slots=1)) as (controller, cluster):
+        first = Asker(controller, "a", "one")
+        await until(lambda: len(cluster.orders) == 1)
+        cluster.ready("r1")
+        await until(lambda: first.handle is not None)
+        second, third = Asker(controller, "a", "two"), Asker(controller, "a", "three")
+        await asyncio.sleep(0)
+        second.task.cancel()
+        await until(second.task.done)
+        await first.finish()
+        await until(lambda: third.handle is not None)
+        await third.finish()
+
+
+async def test_cancelled_in_the_instant_of_the_grant_gives_the_slot_back() -> None:
+    async with running(entry("a", slots=1)) as (controller, cluster):
+        asker = Asker(controller, "a")
+        await until(lambda: len(cluster.orders) == 1)
+        cluster.ready("r1")  # the future is done, its task has not run
+        asker.task.cancel()
+        await until(asker.task.done)
+        assert asker.handle is None
+        after = Asker(controller, "a")
+        await until(lambda: after.handle is not None)
+        await after.finish()
+
+
+async def test_ending_twice_is_ending_once() -> None:
+    async with running(entry("a", slots=1)) as (controller, cluster):
+        asker = Asker(controller, "a")
+        await until(lambda: len(cluster.orders) == 1)
+        cluster.ready("r1")
+        await until(lambda: asker.handle is not None)
+        assert asker.handle is not None
+        asker.handle.end(Outcome.OK)
+        asker.handle.end(Outcome.FAILED)
+        await asker.finish()
+        model = controller.status()["models"][0]  # type: ignore[index]
+        assert model["replicas"][0]["in_flight"] == 0
+
+
+async def test_a_replica_gone_before_it_is_looked_up_is_a_502_and_no_leak() -> None:
+    async with running(entry("a", slots=1)) as (controller, cluster):
+        cluster.gone.add("r1")
+        asker = Asker(controller, "a")
+        await until(lambda: len(cluster.orders) == 1)
+        cluster.ready("r1")
+        with pytest.raises(ReplicaError) as caught:
+            await asker.task
+        assert caught.value.status == 502
+        cluster.gone.clear()
+        after = Asker(controller, "a")
+        await until(lambda: after.handle is not None)
+        await after.finish()
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "status", "code", "retry"),
+    [
+        ("nix", RequestError, 404, "model_not_found", None),
+        ("off", RequestError, 409, "model_off", False),
+        ("huge", ReplicaError, 500, "model_failed", False),
+    ],
+)
+async def test_what_is_known_at_once_is_said_at_once(
+    model: str, error: type[Exception], status: int, code: str, retry: bool | None
+) -> None:
+    off, huge = entry("off", scaling=Scaling(0, 0, 0)), entry("huge", memory_mib=5_000)
+    async with running(off, huge) as (controller, cluster):
+        with pytest.raises(error) as caught:
+            await Asker(controller, model).task
+        said = caught.value
+        assert (said.status, said.code, said.retry) == (status, code, retry)  # type: ignore[attr-defined]
+        assert not cluster.orders
+
+
+async def test_a_load_too_long_is_told_with_its_estimate() -> None:
+    async with running(entry("a", activation_wait_ms=20, load_ms=9_000)) as (controller, _):
+        with pytest.raises(CapacityError) as caught:
+            await Asker(controller, "a").task
+        said = caught.value
+        assert (said.status, said.code) == (503, "model_loading")
+        assert said.retry_after_s in range(9, 11)
+        assert said.loading is not None
+        assert said.loading["model"] == "a"
+        assert said.loading["state"] == "loading"
+
+
+async def test_load_waits_until_ready_and_goes_on_without_its_asker() -> None:
+    async with running(entry("a")) as (controller, cluster):
+        asked = asyncio.create_task(controller.load("a"))
+        await until(lambda: len(cluster.orders) == 1)
+        asked.cancel()
+        await until(asked.done)
+        again = asyncio.create_task(controller.load("a"))
+        await asyncio.sleep(0)
+        assert len(cluster.orders) == 1
+        cluster.ready("r1")
+        assert await again == "r1"
+
+
+async def test_ask_load_refuses_what_is_off_and_does_not_wait_for_the_rest() -> None:
+    async with running(entry("a"), entry("off", scaling=Scaling(0, 0, 0))) as (
+        controller,
+        cluster,
+    ):
+        with pytest.raises(RequestError):
+            controller.ask_load("off")
+        controller.ask_load("a")
+        assert isinstance(cluster.last(), Start)
+        cluster.stopped("r1", StopCause.CRASHED, "it broke")
+
+
+async def test_unload_waits_for_the_process_and_answers_those_who_wait() -> None:
+    async with running(entry("a")) as (controller, cluster):
+        waiting = Asker(controller, "a")
+        await until(lambda: len(cluster.orders) == 1)
+        unload = asyncio.create_task(controller.unload("a"))
+        with pytest.raises(CapacityError) as caught:
+            await waiting.task
+        assert caught.value.code == "model_unloaded"
+        assert isinstance(cluster.last(), Stop)
+        assert not unload.done()
+        cluster.stopped("r1")
+        await unload
+        with pytest.raises(RequestError):
+            await controller.unload("nix")
+
+
+async def test_shutdown_lets_work_end_and_answers_the_rest() -> None:
+    async with running(entry("a", slots=1)) as (controller, cluster):
+        busy = Asker(controller, "a", "one")
+        await until(lambda: len(cluster.orders) == 1)
+        cluster.ready("r1")
+        await until(lambda: busy.handle is not None)
+        queued = Asker(controller, "a", "two")
+        await asyncio.sleep(0)
+        ending = asyncio.create_task(controller.shutdown(grace_ms=60_000))
+        with pytest.raises(CapacityError) as caught:
+            await queued.task
+        assert caught.value.code == "shutting_down"
+        assert len(cluster.orders) == 1
+        await busy.finish()
+        await until(lambda: isinstance(cluster.last(), Stop))
+        cluster.stopped("r1")
+        await ending
