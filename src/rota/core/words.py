@@ -118,7 +118,7 @@ def refusal(state: State, demand: Demand, code: RefusalCode, entry: Entry | None
             text = f"{name} had no free slot in the time this request could wait."
         case RefusalCode.MODEL_LOADING | RefusalCode.MODEL_WAITING:
             retry_ms = retry_after_ms(state, demand, request)
-            text = f"{name} is not ready yet: {reason(state, demand).text}. Please come back."
+            text = f"{name} is not ready yet: {reason(state, demand).text}{_left(state, demand)}."
         case RefusalCode.NO_ROOM:
             kept = ", ".join(holders(state, demand))
             text = f"There is no room for {name}: {kept} may not leave."
@@ -145,6 +145,11 @@ def refusal(state: State, demand: Demand, code: RefusalCode, entry: Entry | None
 def _bounded(wait_ms: int) -> int:
     """Up to a whole second, within what callers obey."""
     return min(max(-(-wait_ms // 1_000) * 1_000, RETRY_MS_MIN), RETRY_MS_MAX)
+
+
+def _left(state: State, demand: Demand) -> str:
+    estimate = eta_ms(state, demand)
+    return "" if estimate is None else f", about {-(-estimate // 1_000)} s left"
 
 
 def _last_words(demand: Demand) -> str:
