@@ -55,6 +55,7 @@ from rota.core.events import (
     TimePassed,
     UnloadAsked,
 )
+from rota.core.eviction import Plan
 from rota.core.ledger import DeviceKey
 from rota.core.state import (
     Demand,
@@ -525,14 +526,16 @@ class Scheduler:
         state, model = self.state, demand.model
         found = room.best_plan(state, model, claims, room.idle_victims(state))
         if found is not None:
-            return Promise(found.placement, frozenset(found.victims), is_barrier=False)
+            return self._promise(found, is_barrier=False)
         patience_ends_ms = demand.patience_ends_ms()
         if patience_ends_ms is None or patience_ends_ms > state.now_ms:
             return None
         found = room.best_plan(state, model, claims, room.victims_past_patience(state))
-        if found is None:
-            return None
-        return Promise(found.placement, frozenset(found.victims), is_barrier=True)
+        return None if found is None else self._promise(found, is_barrier=True)
+
+    def _promise(self, plan: Plan, *, is_barrier: bool) -> Promise:
+        leavers = sorted({self.state.replicas[victim].model.name for victim in plan.victims})
+        return Promise(plan.placement, frozenset(plan.victims), tuple(leavers), is_barrier)
 
     def _pursue(self, demand: Demand, rank: Rank, promise: Promise) -> None:
         """Stop what must go once all of it can; until then it takes no later request."""

@@ -135,11 +135,13 @@ class Promise:
     Args:
         placement: what it will get.
         leaving: the replicas that must be gone; nothing is stopped until all can go.
+        leavers: the names of their models, for the story.
         is_barrier: made past patience, through replicas at work.
     """
 
     placement: Placement
     leaving: frozenset[ReplicaId]
+    leavers: tuple[ModelName, ...]
     is_barrier: bool
 
 

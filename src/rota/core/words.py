@@ -68,7 +68,7 @@ def reason(state: State, demand: Demand) -> Tell:
     if demand.is_cooling(state.now_ms):
         return tell(WaitKind.COOLDOWN, f"{name} failed and is cooling down")
     if demand.promise is not None:
-        leaving = _names(state, demand.promise.leaving)
+        leaving = ", ".join(demand.promise.leavers)
         if not leaving:
             return tell(WaitKind.ROOM, "memory is coming free")
         end = "finish and leave" if demand.promise.is_barrier else "leave"
@@ -81,8 +81,8 @@ def start_reason(demand: Demand) -> str:
     name = demand.model.name
     if not demand.waiting and not demand.told:
         return f"{name} is kept loaded"
-    first = f"; {demand.telling.text}" if demand.telling is not None else ""
-    return f"{name} was not loaded{first}"
+    leavers = ", ".join(demand.promise.leavers) if demand.promise is not None else ""
+    return f"{name} was not loaded" + (f"; {leavers} left to make room" if leavers else "")
 
 
 def eviction_reason(state: State, demand: Demand, victim: Replica) -> str:
