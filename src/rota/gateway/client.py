@@ -159,7 +159,7 @@ class Client:
                 )
         except TimeoutError as error:
             raise UnreachableError(f"no connection within {CONNECT_S_MAX:g} s") from error
-        except (OSError, UnicodeError) as error:  # a name that IDNA cannot encode is the latter
+        except (OSError, ValueError) as error:  # the latter: a host that cannot be one
             raise UnreachableError(str(error)) from error
         return connection
 
