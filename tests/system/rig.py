@@ -1,0 +1,158 @@
+"""A whole rota in this process, over real fake-engine processes and fake devices.
+
+The fake devices refuse what does not fit, as a driver would, so a rota that starts an engine
+into memory that is not free is caught by the engine's own crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from rota.cluster.local import LocalCluster
+from rota.config.values import CommandEngine, Config, DeviceConfig, ModelConfig
+from rota.controller import Controller
+from rota.core.types import Model, Scaling
+from rota.gateway.app import App
+from rota.gateway.server import serve
+from rota.testing.fake_devices import FakeDevices
+
+ON_DEMAND = Scaling(0, 1, 600_000)
+OFF = Scaling(0, 0, 0)
+ALWAYS = Scaling(1, 1, 600_000)
+BOUND_S = 30.0  # on every wait in a test; nothing is expected to take this long
+
+
+@dataclass(frozen=True)
+class Fake:
+    """A model served by the fake engine.
+
+    Args:
+        knobs: its flags, see `rota.testing.fake_engine`.
+        takes_mib: what the engine really takes; by default what the catalog says.
+        argv: another command than the fake engine.
+    """
+
+    name: str
+    knobs: tuple[str, ...] = ()
+    memory_mib: int = 600
+    takes_mib: int | None = None
+    scaling: Scaling = ON_DEMAND
+    start_timeout_ms: int = 30_000
+    argv: tuple[str, ...] = ()
+    facts: tuple[tuple[str, Any], ...] = ()
+
+    def entry(self, devices: Path) -> ModelConfig:
+        takes = self.memory_mib if self.takes_mib is None else self.takes_mib
+        command = (
+            *(sys.executable, "-m", "rota.testing.fake_engine", "--port", "${PORT}"),
+            *("--name", self.name, "--device", str(devices), "--device-mib", str(takes)),
+            *self.knobs,
+        )
+        facts: dict[str, Any] = {"stop_grace_ms": 1_000, "slots": 10} | dict(self.facts)
+        return ModelConfig(
+            model=Model(self.name, self.scaling, self.memory_mib, **facts),
+            engine=CommandEngine(self.argv or command),
+            start_timeout_ms=self.start_timeout_ms,
+        )
+
+    def with_facts(self, **facts: Any) -> Fake:
+        return replace(self, facts=(*self.facts, *facts.items()))
+
+
+class Rig:
+    """A running rota, and a client beside it."""
+
+    def __init__(
+        self, url: str, controller: Controller, devices: FakeDevices, http: httpx2.AsyncClient
+    ) -> None:
+        self.url = url
+        self.controller = controller
+        self.devices = devices
+        self.http = http
+
+    async def chat(self, model: str, *, stream: bool = False, **headers: str) -> httpx2.Response:
+        """One chat request."""
+        body = {"model": model, "stream": stream, "messages": [{"role": "user", "content": "hi"}]}
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return await self.http.post("/v1/chat/completions", json=body, headers=named)
+
+    def model(self, name: str) -> dict[str, Any]:
+        """A model's status."""
+        models: Any = self.controller.status()["models"]
+        return next(model for model in models if model["name"] == name)
+
+    def state(self, name: str) -> str:
+        return str(self.model(name)["state"])
+
+    def pid(self, name: str) -> int | None:
+        """The process of a model's only replica."""
+        replicas = self.model(name)["replicas"]
+        return replicas[0]["pid"] if replicas else None
+
+    def in_flight(self) -> int:
+        models: Any = self.controller.status()["models"]
+        return sum(r["in_flight"] for model in models for r in model["replicas"])
+
+    async def engine_stats(self, name: str) -> dict[str, Any]:
+        """What the fake engine says of itself, asked past rota."""
+        port = self.model(name)["replicas"][0]["port"]
+        async with httpx2.AsyncClient(timeout=BOUND_S) as http:
+            stats: dict[str, Any] = (await http.get(f"http://127.0.0.1:{port}/stats")).json()
+            return stats
+
+
+@asynccontextmanager
+async def rota(
+    tmp_path: Path, fakes: Iterable[Fake], devices: Mapping[str, int], **config: Any
+) -> AsyncIterator[Rig]:
+    """Run rota until the block is left; then nothing of it may remain."""
+    path = tmp_path / "devices.json"
+    fake_devices = FakeDevices.create(path, devices)
+    entries = [fake.entry(path) for fake in fakes]
+    settings = Config(
+        host="127.0.0.1",
+        port=0,
+        models={entry.name: entry for entry in entries},
+        devices=tuple(DeviceConfig(name, mib, visible=name) for name, mib in devices.items()),
+        state_dir=tmp_path / "state",
+        **config,
+    )
+    async with (
+        Controller(settings, LocalCluster(settings)) as controller,
+        serve(App(controller), settings) as server,
+        httpx2.AsyncClient(base_url=server.url, timeout=BOUND_S) as http,
+    ):
+        yield Rig(server.url, controller, fake_devices, http)
+        await controller.shutdown(grace_ms=0)
+    assert set(fake_devices.used_mib().values()) <= {0}, fake_devices.used_mib()
+
+
+async def until(condition: Callable[[], Any], what: str = "") -> None:
+    """Wait for a condition, with a bound."""
+    try:
+        async with asyncio.timeout(BOUND_S):
+            while not condition():
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"still not so: {what or condition}") from None
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def end(pid: int, signal: int) -> None:
+    os.kill(pid, signal)
