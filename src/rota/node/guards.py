@@ -18,7 +18,7 @@ import sys
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from rota.engines.base import Launch
 from rota.node import guard
@@ -111,8 +111,7 @@ class Child(asyncio.Protocol):
         return kept[-lines:] if lines > 0 else []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is one in all but name
         self._send(
             {
                 "argv": self.launch.argv,
