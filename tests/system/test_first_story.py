@@ -20,7 +20,7 @@ def twelve_models() -> list[Fake]:
         *(Fake(f"chat-{n}", memory_mib=900) for n in range(6)),
         Fake("steps-down", scaling=BRIEFLY_IDLE, memory_mib=900),
         Fake("slow", ("--load-s", "1.2"), memory_mib=900).with_facts(activation_wait_ms=300),
-        Fake("long-answers", ("--tokens", "12", "--tokens-per-second", "8"), memory_mib=900),
+        Fake("long-answers", ("--tokens", "4000", "--tokens-per-second", "20"), memory_mib=900),
         Fake("off", scaling=OFF),
         Fake("unstated", scaling=OFF),  # what a file that states no scaling comes to
         Fake("embedder", scaling=ALWAYS, memory_mib=100),
@@ -90,9 +90,8 @@ async def what_is_busy_stays_however_long_ago_it_was_loaded(rig: Rig) -> None:
         assert (await rig.chat(f"chat-{n}")).status_code == 200
     assert not long_answer.done()
     assert rig.pid("long-answers") == pid
-    answer = await long_answer
-    assert answer.status_code == 200
-    assert answer.text.rstrip().endswith("data: [DONE]")
+    long_answer.cancel()
+    await until(lambda: rig.in_flight() == 0)
 
 
 async def what_is_only_watched_steps_down(rig: Rig) -> None:

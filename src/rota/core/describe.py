@@ -124,6 +124,7 @@ def _model(state: State, demand: Demand) -> dict[str, object]:
         "eta_s": _seconds(demand.telling.eta_ms) if demand.telling is not None else None,
         "last_failure": demand.failure.detail if demand.failure is not None else None,
         "load_s": _seconds(demand.load_ms),
+        "loads": demand.loads,
         "replicas": [_replica(state, replica) for replica in demand.replicas.values()],
     }
 

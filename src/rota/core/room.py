@@ -6,12 +6,12 @@ The scheduler asks, decides and orders; here is only what is so. Each question t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rota.core.eviction import Candidate, Plan, plan
 from rota.core.ledger import DeviceKey
 from rota.core.placement import could_ever_fit, place
-from rota.core.state import Demand, Promise, Replica, State
+from rota.core.state import Demand, Promise, Rank, Replica, State
 from rota.core.types import Device, Model, Phase, Placement
 
 Claims = Mapping[DeviceKey, int]
@@ -44,7 +44,7 @@ def best_plan(
     leaving = {replica.id for replica in state.replicas.values() if replica.is_leaving}
     plans = []
     for node in state.ledger.totals:
-        candidates = [_candidate(r) for r in victims if r.placement.node == node]
+        candidates = [_candidate(state, r) for r in victims if r.placement.node == node]
         found = plan(model, node, state.ledger.rooms(node, claims, leaving), candidates)
         if found is not None:
             plans.append(found)
@@ -61,26 +61,30 @@ def still_stands(state: State, promise: Promise, claims: Claims) -> bool:
     return all(have[device] >= mib for device, mib in wanted)
 
 
-def idle_victims(state: State) -> list[Replica]:
-    """Who may be made to leave at once."""
-    return [replica for replica in victims_past_patience(state) if replica.is_idle]
-
-
-def victims_past_patience(state: State) -> list[Replica]:
-    """Who may be made to leave once its work has ended: ready, not owed, above `min`."""
-    spoken_for = {r for d in state.demands.values() if d.promise for r in d.promise.leaving}
-    return [
-        replica
-        for replica in _above_min(state, state.replicas.values())
-        if replica.phase is Phase.READY
-        and replica.id not in spoken_for
-        and not state.demand_of(replica).is_owed
-    ]
+def may_go(state: State, replica: Replica, rank: Rank) -> bool:
+    """Whether it may leave at once for a demand of this rank: idle, owed to nobody, and not
+    wanted by callers who come first, for whom it would only have to be loaded again."""
+    demand = state.demand_of(replica)
+    head = demand.head()
+    return replica.is_idle and not demand.is_owed and (head is None or rank < head)
 
 
 def goers(state: State) -> list[Replica]:
-    """Everyone who will or may be gone some day, whatever keeps it now."""
-    return [r for r in _above_min(state, state.replicas.values()) if not r.is_leaving]
+    """Everyone who will or may leave some day, whatever keeps it now: less each model's
+    `min`, for which those are kept that are hardest to lose."""
+    by_model: dict[str, list[Replica]] = {}
+    found: list[Replica] = []
+    for replica in state.replicas.values():
+        if replica.is_live and replica.placement.devices:
+            by_model.setdefault(replica.model.name, []).append(replica)
+        elif replica.phase is Phase.DRAINING:
+            found.append(replica)
+    for name, group in by_model.items():
+        demand = state.demands[name]
+        pinned = 0 if demand.is_held_down else demand.model.scaling.min
+        group.sort(key=lambda replica: (not replica.is_idle, replica.last_use_ms))
+        found += group[: max(0, len(group) - pinned)]
+    return found
 
 
 def holders(state: State, demand: Demand) -> list[str]:
@@ -92,26 +96,13 @@ def holders(state: State, demand: Demand) -> list[str]:
     ]
 
 
-def _above_min(state: State, replicas: Iterable[Replica]) -> list[Replica]:
-    """Less each model's `min`: those kept are the ones hardest to lose."""
-    by_model: dict[str, list[Replica]] = {}
-    for replica in replicas:
-        if replica.placement.devices and not replica.is_leaving:
-            by_model.setdefault(replica.model.name, []).append(replica)
-    found: list[Replica] = []
-    for name, group in by_model.items():
-        demand = state.demands[name]
-        pinned = 0 if demand.is_held_down else demand.model.scaling.min
-        group.sort(key=lambda replica: (not replica.is_idle, replica.last_use_ms))
-        found += group[: max(0, len(group) - pinned)]
-    return found
-
-
-def _candidate(replica: Replica) -> Candidate:
+def _candidate(state: State, replica: Replica) -> Candidate:
+    """As the planner sees it; one that has yet to serve is as good as used this instant."""
     placement = replica.placement
+    has_yet_to_serve = replica.phase is Phase.STARTING or state.demand_of(replica).is_owed
     return Candidate(
         replica=replica.id,
         holds_mib=dict(zip(placement.devices, placement.memory_mib, strict=True)),
-        last_use_ms=replica.last_use_ms,
-        is_busy=not replica.is_idle,
+        last_use_ms=state.now_ms if has_yet_to_serve else replica.last_use_ms,
+        is_busy=has_yet_to_serve or not replica.is_idle,
     )

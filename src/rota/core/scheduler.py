@@ -34,12 +34,12 @@ about it is here and nowhere else.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import assert_never
 
 from rota.core import room, words
 from rota.core.describe import snapshot
-from rota.core.effects import Effect, Grant, Loaded, RefusalCode, Refuse, Start, Stop
+from rota.core.effects import Effect, Grant, Loaded, Refusal, RefusalCode, Refuse, Start, Stop
 from rota.core.events import (
     Event,
     GrantEnded,
@@ -163,11 +163,12 @@ class Scheduler:
         demand = self._admit(event.request, event.model)
         if demand is None:
             return
-        entry = demand.take_returning(event.caller) or self._new_entry(EntryKind.REQUEST, event)
+        returning = demand.take_returning(event.caller)
+        entry = returning or self._new_entry(EntryKind.REQUEST, event)
         if self._is_queue_full(demand, event) and self._slot_for(demand, entry) is None:  # 6
-            if entry.request != event.request:  # it was absent and keeps its place in line
-                demand.add(entry)
-            self._refuse(event.request, demand, RefusalCode.QUEUE_FULL)
+            refusal = self._refuse(event.request, demand, RefusalCode.QUEUE_FULL)
+            if returning is not None:  # it keeps its place in line
+                self._await_return(demand, returning, refusal)
             return
         entry.request = event.request
         entry.arrived_ms = self.state.now_ms
@@ -180,17 +181,20 @@ class Scheduler:
         self._enqueue(demand, entry)
 
     def _load_asked(self, event: LoadAsked) -> None:
-        demand = self.state.demands.get(event.model)
-        if demand is not None:
-            demand.cooldown_until_ms = 0  # a person asks: try now, whatever failed before
-        demand = self._admit(event.request, event.model)
+        demand = self._admit(event.request, event.model, is_by_hand=True)
         if demand is not None:
             entry = self._new_entry(EntryKind.LOAD, event)
             entry.activation_wait_ms = entry.queue_wait_ms = NEVER_MS
             self._enqueue(demand, entry)
 
-    def _admit(self, request: RequestId, name: ModelName) -> Demand | None:
-        """Answer at once what can be answered at once (1, 2, 4)."""
+    def _admit(
+        self, request: RequestId, name: ModelName, *, is_by_hand: bool = False
+    ) -> Demand | None:
+        """Answer at once what can be answered at once (1, 2, 4).
+
+        What failed for good is looked at again, in case it was mended (3); so is an endpoint,
+        where a try costs nothing (11), and whatever a person asks for.
+        """
         state = self.state
         if request in state.waiting or request in state.granted:
             return None  # a repeated event changes nothing
@@ -203,11 +207,11 @@ class Scheduler:
             code = RefusalCode.SHUTTING_DOWN
         elif demand.model.scaling.is_off:  # 2
             code = RefusalCode.MODEL_OFF
-        elif demand.is_cooling(state.now_ms) and not demand.is_up:  # 4
+        elif demand.is_cooling(state.now_ms) and (is_by_hand or not demand.is_up):
             assert demand.failure is not None, name
-            if demand.failure.is_permanent:  # 3: looked at again, in case it was mended
+            if is_by_hand or demand.failure.is_permanent or demand.model.is_external:
                 demand.cooldown_until_ms = state.now_ms
-            else:
+            else:  # 4
                 code = RefusalCode.MODEL_COOLING
         if code is not None:
             self._refuse(request, demand, code)
@@ -222,7 +226,9 @@ class Scheduler:
         elif request in self.state.waiting:
             demand, entry = self.state.waiting[request]
             self._dequeue(entry)
-            self._make_absent(demand, entry, Presence.LEFT, self.state.now_ms + FORGET_MS)
+            self._touch(demand)
+            if entry.kind is EntryKind.REQUEST:
+                self._make_absent(demand, entry, Presence.LEFT, self.state.now_ms + FORGET_MS)
 
     def _grant_ended(self, request: RequestId, outcome: Outcome) -> None:
         found = self.state.granted.pop(request, None)
@@ -265,7 +271,7 @@ class Scheduler:
         self.state.ledger.release(replica.id, replica.placement)
         for request in replica.grants:
             del self.state.granted[request]  # its GrantEnded finds nothing: a grant ends once
-        if not demand.is_served:
+        if replica.phase is Phase.READY and not demand.is_served:
             self._turn_cold(demand)
         was_asked = replica.phase in (Phase.STOPPING, Phase.DRAINING)
         if not was_asked and event.cause is not StopCause.ASKED:
@@ -290,16 +296,16 @@ class Scheduler:
             demand.missing_since_ms = demand.cooldown_until_ms
         if demand.is_up:
             return
-        if demand.model.is_external:  # 11: nothing was spent on it, so it is probed each time
-            demand.cooldown_until_ms = self.state.now_ms
+        if demand.model.is_external:  # 11
             self._give_up(demand, RefusalCode.NO_ENDPOINT)
         elif event.permanent:
             self._give_up(demand, RefusalCode.MODEL_FAILED)
         else:
             self._answer_waiting(demand, RefusalCode.MODEL_COOLING)
-            for entry in demand.told:  # a crash loop grows no older than its rivals
-                entry.since_ms = max(entry.since_ms, demand.cooldown_until_ms)
-            demand.told.sort(key=lambda entry: entry.rank)
+            for absent in (demand.told, demand.left):  # a crash loop grows no older than its rivals
+                for entry in absent:
+                    entry.since_ms = max(entry.since_ms, demand.cooldown_until_ms)
+                absent.sort(key=lambda entry: entry.rank)
         self._review(demand)
 
     def _joined(self, event: NodeJoined) -> None:
@@ -325,8 +331,11 @@ class Scheduler:
         for replica in [r for r in demand.replicas.values() if not r.is_leaving]:
             replica.stop_why = "unloaded by hand" if is_by_hand else "rota is ending"
             if replica.grants and grace_ms > 0:
+                stop_by_ms = self.state.now_ms + grace_ms
+                if replica.phase is Phase.DRAINING and replica.stop_by_ms is not None:
+                    stop_by_ms = min(stop_by_ms, replica.stop_by_ms)
                 self._enter(replica, Phase.DRAINING)
-                replica.stop_by_ms = self.state.now_ms + grace_ms
+                replica.stop_by_ms = stop_by_ms
             else:
                 self._stop(replica, replica.stop_why)
 
@@ -411,16 +420,10 @@ class Scheduler:
         """Answer those who waited as long as they may, and forget those who did not return."""
         now_ms = self.state.now_ms
         for entry in [e for e in demand.waiting if self._deadline_ms(demand, e) <= now_ms]:
-            if self._serves(demand, entry):
-                self._dequeue(entry)
-                self._refuse(entry.request, demand, RefusalCode.MODEL_BUSY, entry)
-            else:
-                self._tell_to_return(demand, entry)
+            self._tell_to_return(demand, entry)
         for entry in [e for e in demand.told if e.is_owed and e.back_ms + OWED_MS <= now_ms]:
             demand.remove(entry)  # its turn came and it was not there: it starts nothing more
-            entry.is_owed = False
-            entry.presence = Presence.LEFT
-            demand.add(entry)
+            self._make_absent(demand, entry, Presence.LEFT, entry.forget_ms)
         demand.told = [entry for entry in demand.told if entry.forget_ms > now_ms]
         demand.left = [entry for entry in demand.left if entry.forget_ms > now_ms]
         times = [self._deadline_ms(demand, entry) for entry in demand.waiting]
@@ -429,25 +432,34 @@ class Scheduler:
         demand.review_ms = min(times, default=NEVER_MS)
 
     def _tell_to_return(self, demand: Demand, entry: Entry) -> None:
-        """Past the activation wait: the connection is let go, the demand stands."""
-        code = RefusalCode.MODEL_LOADING if demand.is_up else RefusalCode.MODEL_WAITING
-        refusal = words.refusal(self.state, demand, code, entry)
-        assert refusal.retry_after_ms is not None, refusal
+        """Past its wait: the connection is let go, the demand stands."""
+        if self._serves(demand, entry):
+            code = RefusalCode.MODEL_BUSY
+        elif demand.is_loading:
+            code = RefusalCode.MODEL_LOADING
+        else:
+            code = RefusalCode.MODEL_WAITING
+        refusal = self._refuse(entry.request, demand, code)
         self._dequeue(entry)
-        self._effects.append(Refuse(entry.request, refusal))
+        self._await_return(demand, entry, refusal)
+
+    def _await_return(self, demand: Demand, entry: Entry, refusal: Refusal) -> None:
+        """Keep the place of a caller who was told to come back."""
+        assert refusal.retry_after_ms is not None, refusal
         entry.back_ms = self.state.now_ms + refusal.retry_after_ms
         self._make_absent(demand, entry, Presence.TOLD, entry.back_ms + FORGET_MS)
 
     def _make_absent(
         self, demand: Demand, entry: Entry, presence: Presence, forget_ms: int
     ) -> None:
-        if len(demand.told) + len(demand.left) >= demand.model.queue_max:
-            return  # bounded like the queue: the latest to go loses its place
         entry.presence = presence
         entry.forget_ms = forget_ms
-        demand.add(entry)
-        demand.review_ms = min(demand.review_ms, forget_ms)
+        entry.is_owed = False
         self._touch(demand)
+        # Bounded like the queue: the latest to go loses its place.
+        if demand.count(presence) < demand.model.queue_max:
+            demand.add(entry)
+            demand.review_ms = min(demand.review_ms, forget_ms)
 
     def _step_down(self, demand: Demand) -> None:
         """Stop what has been idle too long, and what has drained long enough."""
@@ -468,7 +480,7 @@ class Scheduler:
         if replica.phase is Phase.DRAINING:
             return replica.stop_by_ms
         timeout_ms = demand.model.scaling.idle_timeout_ms
-        if timeout_ms == 0 or not replica.is_idle or demand.waiting or demand.is_owed:
+        if timeout_ms == 0 or not replica.is_idle or demand.waiting or demand.told:
             return None
         return replica.last_use_ms + timeout_ms
 
@@ -492,15 +504,30 @@ class Scheduler:
         if not self.state.ledger.totals:
             return
         claims: dict[DeviceKey, int] = {}
+        leaving: dict[ReplicaId, Rank] = {}
         for rank, demand in self.state.queue():
-            while self._decide(demand, rank, claims):
+            while self._decide(demand, rank, claims, leaving):
                 pass
             if demand.promise is not None:
                 _claim(claims, demand.promise.placement)
+                for replica_id in demand.promise.leaving:
+                    leaving.setdefault(replica_id, rank)
             self._tell(demand)
+        self._close(leaving)
 
-    def _decide(self, demand: Demand, rank: Rank, claims: dict[DeviceKey, int]) -> bool:
-        """One demand's turn. Returns whether it may have another."""
+    def _decide(
+        self,
+        demand: Demand,
+        rank: Rank,
+        claims: Mapping[DeviceKey, int],
+        leaving: Mapping[ReplicaId, Rank],
+    ) -> bool:
+        """One demand's turn. Returns whether it may have another.
+
+        Args:
+            claims: memory promised to earlier demands.
+            leaving: who makes way for earlier demands, and for which.
+        """
         state, model = self.state, demand.model
         if demand.replicas_wanted() == 0:
             return False
@@ -509,28 +536,42 @@ class Scheduler:
             self._start(demand, placement)
             return True
         if not room.fits_somewhere(state, model):  # 3
-            self._give_up(demand, RefusalCode.MODEL_FAILED)
+            self._give_up_load(demand, RefusalCode.MODEL_FAILED)
             return False
-        promise = demand.promise
-        if promise is None or not room.still_stands(state, promise, claims):
-            self._drop_promise(demand)
-            promise = self._find_promise(demand, claims)
-        if promise is not None:
-            self._pursue(demand, rank, promise)
+        demand.promise = self._promise_for(demand, rank, claims, leaving)
+        if demand.promise is not None:
+            self._pursue(demand, rank, demand.promise)
         elif room.best_plan(state, model, {}, room.goers(state)) is None:  # 10
-            self._give_up(demand, RefusalCode.NO_ROOM)
+            self._give_up_load(demand, RefusalCode.NO_ROOM)
         return False  # 9
 
-    def _find_promise(self, demand: Demand, claims: dict[DeviceKey, int]) -> Promise | None:
-        """8b, then 8c: whose going would make room."""
+    def _promise_for(
+        self,
+        demand: Demand,
+        rank: Rank,
+        claims: Mapping[DeviceKey, int],
+        leaving: Mapping[ReplicaId, Rank],
+    ) -> Promise | None:
+        """8b, then 8c: whose going makes room.
+
+        A promise is kept while it is good, but work is not waited for once idle ones will do.
+        """
         state, model = self.state, demand.model
-        found = room.best_plan(state, model, claims, room.idle_victims(state))
+        kept = demand.promise
+        if kept is not None and not room.still_stands(state, kept, claims):
+            kept = None
+        if kept is not None and not kept.is_barrier:
+            return kept
+        idle = [r for r in room.goers(state) if r.id not in leaving and room.may_go(state, r, rank)]
+        found = room.best_plan(state, model, claims, idle)
         if found is not None:
             return self._promise(found, is_barrier=False)
-        patience_ends_ms = demand.patience_ends_ms()
-        if patience_ends_ms is None or patience_ends_ms > state.now_ms:
+        if rank[0] + model.patience_ms > state.now_ms:
             return None
-        found = room.best_plan(state, model, claims, room.victims_past_patience(state))
+        if kept is not None:
+            return kept
+        rest = [r for r in room.goers(state) if r.id not in leaving]
+        found = room.best_plan(state, model, claims, rest)
         return None if found is None else self._promise(found, is_barrier=True)
 
     def _promise(self, plan: Plan, *, is_barrier: bool) -> Promise:
@@ -538,51 +579,57 @@ class Scheduler:
         return Promise(plan.placement, frozenset(plan.victims), tuple(leavers), is_barrier)
 
     def _pursue(self, demand: Demand, rank: Rank, promise: Promise) -> None:
-        """Stop what must go once all of it can; until then it takes no later request."""
-        demand.promise = promise
+        """Stop what must go, once all of it can."""
         known = (self.state.replicas.get(replica_id) for replica_id in sorted(promise.leaving))
         staying = [replica for replica in known if replica and not replica.is_leaving]
-        if all(replica.is_idle for replica in staying):
+        if all(room.may_go(self.state, replica, rank) for replica in staying):
             for replica in staying:
                 self._stop(replica, words.eviction_reason(self.state, demand, replica))
-            return
-        for replica in staying:
-            if replica.closed_for is None:
-                self._turn_cold(self.state.demand_of(replica))
-            replica.closed_for = rank
+
+    def _close(self, leaving: Mapping[ReplicaId, Rank]) -> None:
+        """8c: who makes way takes no later request; who need not any more is open again.
+
+        One that is owed, or has yet to come up, is closed when it has served those it is for.
+        """
+        for replica in self.state.replicas.values():
+            demand = self.state.demand_of(replica)
+            is_due = replica.phase is Phase.READY and not demand.is_owed
+            closed_for = leaving.get(replica.id) if is_due else None
+            if closed_for is not None and replica.closed_for is None:
+                replica.closed_for = closed_for
+                self._turn_cold(demand)
+            elif closed_for != replica.closed_for:
+                replica.closed_for = closed_for
+                self._review(demand)
 
     def _drop_promise(self, demand: Demand) -> None:
-        """Void a promise; what stood closed for it takes requests again."""
-        promise, demand.promise = demand.promise, None
-        if promise is None:
-            return
-        self._is_room_stale = True
-        for replica_id in sorted(promise.leaving):
-            replica = self.state.replicas.get(replica_id)
-            if replica is not None and replica.closed_for is not None:
-                replica.closed_for = None
-                self._review(self.state.demand_of(replica))
+        """Void a promise; what stood closed for it is opened when room is next looked at."""
+        self._is_room_stale |= demand.promise is not None
+        demand.promise = None
+
+    def _give_up_load(self, demand: Demand, code: RefusalCode) -> None:
+        """3, 10: no load can come of it. What is up serves on."""
+        self._pause_min(demand, code)
+        if not demand.is_up:
+            self._give_up(demand, code)
 
     def _give_up(self, demand: Demand, code: RefusalCode) -> None:
-        """Answer everyone who wants this model and forget that it was wanted.
-
-        A missing `min` that nothing can help is looked at again after a pause.
-        """
+        """Answer everyone who wants this model and forget that it was wanted."""
         self._answer_waiting(demand, code)
         demand.told.clear()
         demand.left.clear()
         self._drop_promise(demand)
-        if code in (RefusalCode.NO_ROOM, RefusalCode.MODEL_FAILED):
-            self._pause_min(demand, code)
         self._review(demand)
 
     def _pause_min(self, demand: Demand, code: RefusalCode) -> None:
+        """Look at a missing `min` that nothing can help again after a pause."""
         if demand.missing_since_ms is None or demand.is_cooling(self.state.now_ms):
             return
-        text = words.refusal(self.state, demand, code).message
+        text = words.refusal(self.state, demand, code, "").message
         demand.failure = Failure(StopCause.REFUSED, text, is_permanent=True)
         demand.cooldown_until_ms = self.state.now_ms + COOLDOWN_MS_MAX
         demand.missing_since_ms = demand.cooldown_until_ms
+        self._touch(demand)
 
     # ── orders, and the books that go with them ──────────────────────────────────────────
 
@@ -600,6 +647,7 @@ class Scheduler:
         self._drop_promise(demand)
         self.state.replicas[replica.id] = replica
         demand.replicas[replica.id] = replica
+        demand.loads += 1
         self.state.ledger.book(replica.id, placement)
         self._note_missing(demand)
         self._effects.append(Start(replica.id, demand.model.name, placement, replica.why))
@@ -622,15 +670,15 @@ class Scheduler:
         replica.phase_since_ms = self.state.now_ms
         replica.closed_for = None
 
-    def _refuse(
-        self, request: RequestId, demand: Demand, code: RefusalCode, entry: Entry | None = None
-    ) -> None:
-        self._effects.append(Refuse(request, words.refusal(self.state, demand, code, entry)))
+    def _refuse(self, request: RequestId, demand: Demand, code: RefusalCode) -> Refusal:
+        refusal = words.refusal(self.state, demand, code, request)
+        self._effects.append(Refuse(request, refusal))
+        return refusal
 
     def _answer_waiting(self, demand: Demand, code: RefusalCode) -> None:
         for entry in list(demand.waiting):
             self._dequeue(entry)
-            self._refuse(entry.request, demand, code, entry)
+            self._refuse(entry.request, demand, code)
 
     def _new_entry(self, kind: EntryKind, event: RequestArrived | LoadAsked) -> Entry:
         self._entry_count += 1
@@ -699,7 +747,10 @@ class Scheduler:
         """Until when a waiting request holds its connection."""
         if self._serves(demand, entry):
             return entry.arrived_ms + entry.queue_wait_ms
-        return max(entry.arrived_ms, demand.cold_since_ms) + entry.activation_wait_ms
+        # Both waits may follow one another, but not beyond what the caller can stand.
+        last_ms = entry.arrived_ms + max(entry.queue_wait_ms, entry.activation_wait_ms)
+        cold_ms = max(entry.arrived_ms, demand.cold_since_ms)
+        return min(cold_ms + entry.activation_wait_ms, last_ms)
 
 
 def _own_or(own_ms: int | None, default_ms: int) -> int:

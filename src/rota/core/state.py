@@ -169,6 +169,7 @@ class Demand:
         wake_ms: when the model is to be looked at next though nothing happens.
         load_ms: how long a load takes, as last seen; None = not known.
         serve_ms: how long a grant takes, smoothed; None = not known.
+        loads: replicas started so far.
         is_held_down: unloaded by hand; `min` does not bring it back until it is asked for.
     """
 
@@ -187,6 +188,7 @@ class Demand:
     review_ms: int = 0
     wake_ms: int | None = None
     serve_ms: int | None = None
+    loads: int = 0
     failures: int = 0
     failure: Failure | None = None
     cooldown_until_ms: int = 0
@@ -206,6 +208,11 @@ class Demand:
     def is_up(self) -> bool:
         """Whether a replica serves or will."""
         return any(True for _ in self.live())
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a replica is on its way."""
+        return any(replica.phase is Phase.STARTING for replica in self.replicas.values())
 
     @property
     def is_owed(self) -> bool:
@@ -243,6 +250,10 @@ class Demand:
     def remove(self, entry: Entry) -> None:
         """Take an entry out of where its presence says it is."""
         self._place(entry.presence).remove(entry)
+
+    def count(self, presence: Presence) -> int:
+        """How many entries are there."""
+        return len(self._place(presence))
 
     def take_returning(self, caller: str) -> Entry | None:
         """Take out the oldest absent entry of this caller, whose request is back."""

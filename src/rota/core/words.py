@@ -13,8 +13,8 @@ from zlib import crc32
 
 from rota.core.effects import Refusal, RefusalCode, Tell, WaitKind
 from rota.core.room import fits_somewhere, holders
-from rota.core.state import Demand, Entry, Replica, State
-from rota.core.types import Model, ReplicaId
+from rota.core.state import Demand, Replica, State
+from rota.core.types import Model, Phase, ReplicaId, RequestId
 
 RETRY_MS_MIN = 2_000
 RETRY_MS_MAX = 60_000
@@ -26,22 +26,23 @@ STOP_MS_EXPECTED = 1_000
 
 def eta_ms(state: State, demand: Demand) -> int | None:
     """When the model is expected to serve one who waits, from now; None = not known."""
-    if demand.is_served:
+    taking = sum(1 for replica in demand.ready() if replica.closed_for is None)
+    if taking:
         if demand.serve_ms is None:
             return None
-        slots = demand.model.slots * sum(1 for _ in demand.ready())
+        slots = demand.model.slots * taking
         return demand.serve_ms * (len(demand.waiting) // slots + 1)
     if demand.load_ms is None:
         return None
-    started = min((replica.phase_since_ms for replica in demand.live()), default=None)
-    if started is not None:
-        return max(0, started + demand.load_ms - state.now_ms)
+    loading = [r.phase_since_ms for r in demand.replicas.values() if r.phase is Phase.STARTING]
+    if loading:
+        return max(0, min(loading) + demand.load_ms - state.now_ms)
     if demand.promise is not None and not demand.promise.is_barrier:
         return STOP_MS_EXPECTED + demand.load_ms
     return None
 
 
-def retry_after_ms(state: State, demand: Demand, request: str) -> int:
+def retry_after_ms(state: State, demand: Demand, request: RequestId) -> int:
     """When to come back, in whole seconds: the estimate, spread a little by request, so that
     all who wait do not come back at one instant."""
     estimate = eta_ms(state, demand)
@@ -57,12 +58,12 @@ def reason(state: State, demand: Demand) -> Tell:
     def tell(kind: WaitKind, text: str) -> Tell:
         return Tell(name, kind, text, eta_ms(state, demand))
 
-    if demand.is_served:
-        if any(replica.closed_for is None for replica in demand.ready()):
-            return tell(WaitKind.SLOT, f"every slot of {name} is taken")
-        return tell(WaitKind.TURN, f"{name} makes way for a demand that waited longer")
-    if demand.is_up:
+    if any(replica.closed_for is None for replica in demand.ready()):
+        return tell(WaitKind.SLOT, f"every slot of {name} is taken")
+    if demand.is_loading:
         return tell(WaitKind.LOADING, f"{name} is loading")
+    if demand.is_served:
+        return tell(WaitKind.TURN, f"{name} makes way for a demand that waited longer")
     if demand.replicas:
         return tell(WaitKind.ROOM, f"{name} is ending and will be loaded anew")
     if demand.is_cooling(state.now_ms):
@@ -97,10 +98,9 @@ def not_found(model: str) -> Refusal:
     return Refusal(RefusalCode.MODEL_NOT_FOUND, text)
 
 
-def refusal(state: State, demand: Demand, code: RefusalCode, entry: Entry | None = None) -> Refusal:
+def refusal(state: State, demand: Demand, code: RefusalCode, request: RequestId) -> Refusal:
     """A refusal in words, with when to come back where that makes sense."""
     name = demand.model.name
-    request = entry.request if entry is not None else ""
     retry_ms: int | None = None
     match code:
         case RefusalCode.MODEL_OFF:
