@@ -191,7 +191,7 @@ async def test_running_like_llama_swap() -> None:
         ({"host": "192.168.0.1"}, False),
         ({"host": "[::1"}, False),
         ({"host": ""}, False),
-        ({"host": "user@127.0.0.1"}, True),
+        ({"host": "user@127.0.0.1"}, False),
         ({"host": "localhost:1", "origin": "http://localhost:1"}, True),
         ({"host": "localhost:1", "origin": "http://localhost:2"}, False),
         ({"host": "localhost:1", "origin": "https://localhost:1"}, False),

@@ -17,11 +17,11 @@ import ipaddress
 import itertools
 import logging
 import os
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from typing import TypeVar, cast
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -44,6 +44,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 GREETING = "rota is running"
 GRACE_S_MAX = 86_400
 
+_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _OFFERED = sorted(proxy.PATHS)
 
 _log = logging.getLogger(__name__)
@@ -232,8 +233,8 @@ def _check_admin(request: Request, listen_host: str) -> None:
     if not _is_loopback(peer):
         raise _forbidden(f"this surface answers the machine it runs on only, not {peer!r}")
     hosts = request.headers.getlist("host")
-    name = _host_name(hosts[0]) if len(hosts) == 1 else ""
-    if not (_is_loopback(name) or name in ("localhost", listen_host.lower())):
+    name = _host_name(hosts[0]) if len(hosts) == 1 else None
+    if name is None or not (_is_loopback(name) or name in ("localhost", listen_host.lower())):
         raise _forbidden(
             "the Host header must be localhost, a loopback address or the address rota listens "
             f"on, not {', '.join(hosts)!r}"
@@ -255,12 +256,10 @@ def _is_loopback(address: str) -> bool:
     return bool((mapped or parsed).is_loopback)
 
 
-def _host_name(host: str) -> str:
-    """The name in a Host header, without its port; empty for what is none."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").lower()
-    except ValueError:
-        return ""
+def _host_name(host: str) -> str | None:
+    """The name or address in a Host header; None for what is no such header."""
+    match = _HOST.fullmatch(host)
+    return match["name"].strip("[]").lower() if match else None
 
 
 def _flag(request: Request, name: str) -> bool:

@@ -92,7 +92,8 @@ class Client:
         """Send a request and wait for the head of its answer, however long that takes.
 
         Args:
-            target: path and query, ASCII; the endpoint's base path is put before it.
+            target: path and query, a character per byte; the endpoint's base path is put
+            before it.
             headers: sent as they are, after `Host` and `Content-Length`, which are ours.
 
         Raises:
@@ -465,7 +466,7 @@ def _request_head(
     lines = [
         f"{method} {endpoint.base_path}{target} HTTP/1.1\r\n"
         f"host: {host}:{endpoint.port}\r\n"
-        f"content-length: {body_bytes}\r\n".encode("ascii")
+        f"content-length: {body_bytes}\r\n".encode("latin-1")
     ]
     for name, value in headers:
         lines += (name, b": ", value, b"\r\n")

@@ -173,6 +173,13 @@ class _Call:
                 queue_wait_ms=queue_wait_ms,
             ) as grant:
                 self._loaded, self._waited_ms = grant.loaded, grant.waited_ms
+                _log.debug(
+                    "%s: %s after %d ms %s",
+                    self._request,
+                    grant.replica,
+                    grant.waited_ms,
+                    grant.why,
+                )
                 await self._pass_through(grant, intake)
         except RotaError as error:
             if grant is None:
@@ -210,7 +217,7 @@ class _Call:
     async def _ask(self, grant: GrantHandle, intake: Intake) -> Response:
         """Send the request on. Its body is let go of once the answer has begun."""
         body, intake.body = intake.body, b""
-        query = self._scope["query_string"].decode("ascii")
+        query = self._scope["query_string"].decode("latin-1")  # as it came, byte for byte
         target = self._scope["path"] + (f"?{query}" if query else "")
         headers = _end_to_end(self._scope["headers"], _NOT_SENT)
         return await self._client.send(grant.endpoint, "POST", target, headers, body)

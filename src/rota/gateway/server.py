@@ -91,9 +91,13 @@ async def serve(
     finally:
         listening.cancel()
         server.leave()
-        await running
-        server.abort_connections()
-        await app.close()
+        await asyncio.shield(_end(server, running, app))
+
+
+async def _end(server: _Server, running: asyncio.Task[None], app: App) -> None:
+    await running
+    await server.end_rest()
+    await app.close()
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -168,8 +172,11 @@ class _Server(uvicorn.Server):
         self.should_exit = True
         self._leaving.set()
 
-    def abort_connections(self) -> None:
-        """End what outlived `STOP_S_MAX`: a client that does not take its last bytes."""
+    async def end_rest(self) -> None:
+        """What outlived `STOP_S_MAX` has been cancelled: let it say so to who listens, then
+        end the connections of who does not."""
+        if tasks := set(self.server_state.tasks):
+            await asyncio.wait(tasks, timeout=1)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
 
