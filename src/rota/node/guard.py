@@ -252,8 +252,7 @@ class Guard:
             if len(self._unsent) > UNSENT_BYTES_MAX:
                 self._dropped += len(chunk)
             else:
-                self._tell("output", text=self._text.decode(chunk), dropped=self._dropped)
-                self._dropped = 0
+                self._tell("output", text=self._text.decode(chunk), dropped=0)
 
     def _hear(self) -> None:
         try:
@@ -289,6 +288,15 @@ class Guard:
             self._lose_rota()
         else:
             self._poll.modify(self._rota, select.POLLIN)
+            if self._dropped:
+                self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Rota listens again: tell it the end of what it missed."""
+        late = self._tail[-self._dropped :]
+        dropped, self._dropped = self._dropped - len(late), 0
+        self._text.reset()
+        self._tell("output", text=self._text.decode(late), dropped=dropped)
 
     def _lose_rota(self) -> None:
         if self._rota is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -50,12 +51,12 @@ class Exit:
     """How the engine's own process ended. Both None: its guard was lost, nobody saw it.
 
     Args:
-        tail: the last of what it wrote, at most 4 KiB.
+        tail: the last lines it wrote, of the last 4 KiB.
     """
 
     code: int | None = None
     signal: int | None = None
-    tail: str = ""
+    tail: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if self.code is not None:
@@ -105,6 +106,14 @@ class Child(asyncio.Protocol):
         """SIGTERM now, SIGKILL after `grace_ms`. Asked again, the earlier end counts."""
         self._send({"stop": grace_ms})
 
+    def abandon(self) -> None:
+        """Give up on a guard that does not answer. Its end takes the engine along; of what was
+        below the engine the guard server takes care."""
+        if self._transport is not None:
+            if self.guard_pid is not None:  # it holds the socket, so the pid is still its own
+                os.kill(self.guard_pid, signal.SIGKILL)
+            self._transport.abort()
+
     def tail(self, lines: int) -> list[str]:
         """The last lines it wrote, oldest first; at most `LINES_MAX` are kept."""
         kept = [*self._lines, self._line] if self._line else [*self._lines]
@@ -130,7 +139,7 @@ class Child(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         _settle(self.started, Failure("the process that was to guard it ended", guard_lost=True))
-        _settle(self.exited, Exit(tail="\n".join(self.tail(20))))
+        _settle(self.exited, Exit(tail=tuple(self.tail(20))))
         _settle(self.gone, Gone(seen=False))
 
     def _hear(self, said: dict[str, object]) -> None:
@@ -148,7 +157,8 @@ class Child(asyncio.Protocol):
             case {"kind": "exit", "code": code, "signal": number, "tail": str(tail)}:
                 assert code is None or isinstance(code, int)
                 assert number is None or isinstance(number, int)
-                _settle(self.exited, Exit(code, number, tail))
+                lines = tuple(_shown(line) for line in tail.split("\n"))
+                _settle(self.exited, Exit(code, number, lines))
             case {"kind": "gone", "left": list(left)}:
                 _settle(self.gone, Gone(seen=True, left=tuple(left)))
             case _:

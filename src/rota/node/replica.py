@@ -220,8 +220,12 @@ class Replica:
             return
         child.stop(grace_ms)
         await asyncio.wait([child.gone], timeout=grace_ms / 1000 + GUARD_WAIT_S)
-        gone = child.gone.result() if child.gone.done() else None
-        if gone is None or not gone.seen or gone.left:
+        if not child.gone.done():
+            _log.error("replica %s: its guard is stuck", self.id)
+            child.abandon()
+            await asyncio.wait([child.gone])
+        gone = child.gone.result()
+        if not gone.seen or gone.left:
             mark = self._records.mark(self.id)
             left = await asyncio.to_thread(processes.end_all, lambda: processes.marked(mark))
             if left:
@@ -244,8 +248,9 @@ class Replica:
     def _last_lines(self) -> str:
         if self.child is None:
             return ""
-        tail = self.child.exited.result().tail if self.child.exited.done() else ""
-        lines = [line for line in tail.splitlines() or self.child.tail(DETAIL_LINES) if line]
+        ended = self.child.exited.done()
+        tail = self.child.exited.result().tail if ended else self.child.tail(2 * DETAIL_LINES)
+        lines = [line for line in tail if line]
         return "\n".join([". Its last lines:", *lines[-DETAIL_LINES:]]) if lines else ""
 
 
