@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from machine import header, row
+from _machine import header, row
 
 BOUND_S = 60.0
 BODY = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8, "stream": True}
@@ -62,12 +62,10 @@ def command_of(engine: str) -> list[str]:
     if engine == "fake":
         module = ["-m", "rota.testing.fake_engine", "--load-s", "0.3"]
         return [sys.executable, *module, "--port", "${PORT}"]
-    from rota.config.values import LlamaCppEngine, ModelConfig
-    from rota.core.types import Model, Scaling
+    from rota.config.values import LlamaCppEngine
     from rota.engines.launch import launch_for
 
-    entry = ModelConfig(Model("m", Scaling(0, 1, 0), 1), LlamaCppEngine(smollm()))
-    launch = launch_for(entry, 65_535, ())
+    launch = launch_for(LlamaCppEngine(smollm()), model="m", port=65_535, environ={})
     return ["${PORT}" if word == "65535" else word for word in launch.argv]
 
 
