@@ -280,7 +280,7 @@ class FakeController:
         self.asked.append(("unload", model, grace_ms, wait))
 
     def status(self) -> dict[str, object]:
-        replica = {"id": "m-1", "phase": "ready", "pid": 1, "port": 2, "command": "serve m"}
+        replica = {"id": "m-1", "phase": "ready", "pid": 1, "port": 2, "command": ["serve", "m x"]}
         models = [
             {
                 "name": name,

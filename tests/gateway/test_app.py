@@ -15,6 +15,8 @@ from tests.gateway.conftest import Gateway, start_gateway, until
 from tests.gateway.fakes import FakeController, answering, make_config
 from tests.gateway.wire import CHAT, Answer, ask, chat, connect, request_bytes
 
+pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])  # nothing here leans on the loop
+
 STATUS = "/rota/v1/status"
 
 
@@ -174,7 +176,7 @@ async def test_running_like_llama_swap() -> None:
     async with start_gateway(answering(b"")) as gateway:
         (running,) = (await get(gateway, "/running")).json()["running"]
         assert (running["model"], running["state"]) == ("m", "ready")
-        assert (running["cmd"], running["proxy"]) == ("serve m", "http://127.0.0.1:2")
+        assert (running["cmd"], running["proxy"]) == ("serve 'm x'", "http://127.0.0.1:2")
 
 
 @pytest.mark.parametrize(

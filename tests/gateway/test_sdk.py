@@ -28,6 +28,8 @@ from tests.gateway.fakes import (
     chunk,
 )
 
+pytestmark = pytest.mark.asyncio(loop_factories=["uvloop"])  # nothing here leans on the loop
+
 USER: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 COMPLETION = {
     "id": "c1",

@@ -30,11 +30,18 @@ from tests.gateway.fakes import (
     chunk,
     make_config,
 )
+from tests.gateway.test_client import settled
 from tests.gateway.wire import CHAT, ask, chat, connect, request_bytes
 
 
 def app_for(config: Config) -> App:
     return App(FakeController(config, endpoint=None))  # type: ignore[arg-type]
+
+
+async def endless(exchange: Exchange) -> None:
+    await exchange.write(EVENTS_HEAD)
+    while True:
+        await exchange.write(chunk(b"x" * 65_536))
 
 
 # case P2
@@ -124,6 +131,17 @@ async def test_stopping_answers_who_waits_and_ends_who_streams(
         assert (gateway.controller.waiting, gateway.controller.running) == (0, 0)
 
 
+async def test_stalled_reader_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rota.gateway.server.STOP_S_MAX", 0.05)
+    monkeypatch.setattr("rota.gateway.server.LAST_WORDS_S_MAX", 0.05)
+    async with AsyncExitStack() as connections:
+        async with start_gateway(endless) as gateway:
+            wire = await connections.enter_async_context(connect(gateway.port, limit=1024))
+            await wire.write(request_bytes("POST", CHAT, chat(stream=True)))
+            await settled(lambda: len(gateway.controller.grants))
+        assert gateway.controller.outcomes == [Outcome.CANCELLED]
+
+
 async def test_upload_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake, "UPLOAD_STALL_S_MAX", 0.05)
     async with start_gateway(answering(b"")) as gateway, connect(gateway.port) as wire:
@@ -139,12 +157,7 @@ async def test_reader_that_stalls_for_good_is_ended_by_the_kernel(
 ) -> None:
     monkeypatch.setattr("rota.gateway.server.STALL_S_MAX", 1)
 
-    async def script(exchange: Exchange) -> None:
-        await exchange.write(EVENTS_HEAD)
-        while True:
-            await exchange.write(chunk(b"x" * 65_536))
-
-    async with start_gateway(script) as gateway, connect(gateway.port, limit=1024) as wire:
+    async with start_gateway(endless) as gateway, connect(gateway.port, limit=1024) as wire:
         await wire.write(request_bytes("POST", CHAT, chat(stream=True)))
         await until(lambda: gateway.controller.outcomes == [Outcome.CANCELLED])
         await until(lambda: gateway.engine.open == 0)

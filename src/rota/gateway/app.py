@@ -18,6 +18,7 @@ import itertools
 import logging
 import os
 import re
+import shlex
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
@@ -211,12 +212,7 @@ class _Beside:
 
     async def _running(self, request: Request) -> Response:
         running = [
-            {
-                "model": model["name"],
-                "state": replica["phase"],
-                "cmd": replica.get("command"),
-                "proxy": f"http://127.0.0.1:{replica.get('port')}",
-            }
+            _like_llama_swap(str(model["name"]), replica)
             for model in self._model_statuses()
             for replica in cast("list[dict[str, object]]", model["replicas"])
         ]
@@ -260,6 +256,17 @@ def _host_name(host: str) -> str | None:
     """The name or address in a Host header; None for what is no such header."""
     match = _HOST.fullmatch(host)
     return match["name"].strip("[]").lower() if match else None
+
+
+def _like_llama_swap(model: str, replica: Mapping[str, object]) -> dict[str, str]:
+    command = cast("list[str] | None", replica.get("command"))
+    port = replica.get("port")
+    return {
+        "model": model,
+        "state": str(replica["phase"]),
+        "cmd": shlex.join(command or []),
+        "proxy": "" if port is None else f"http://127.0.0.1:{port}",
+    }
 
 
 def _flag(request: Request, name: str) -> bool:

@@ -32,6 +32,7 @@ from rota.gateway.app import App
 KEEP_ALIVE_S = 75
 STALL_S_MAX = 300
 STOP_S_MAX = 2  # for answers still under way; rota has drained its grants before
+LAST_WORDS_S_MAX = 1  # for telling those cut off after that
 BACKLOG = 2_048
 
 # Far above the default (700, 10, 10): requests leave few cycles, and scanning for them took
@@ -96,7 +97,6 @@ async def serve(
 
 async def _end(server: _Server, running: asyncio.Task[None], app: App) -> None:
     await running
-    await server.end_rest()
     await app.close()
 
 
@@ -146,7 +146,7 @@ def settled_memory() -> Iterator[None]:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers, and with a way to await its start."""
+    """uvicorn's server without its signal handlers and its polling, and with a bounded end."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -172,13 +172,30 @@ class _Server(uvicorn.Server):
         self.should_exit = True
         self._leaving.set()
 
-    async def end_rest(self) -> None:
-        """What outlived `STOP_S_MAX` has been cancelled: let it say so to who listens, then
-        end the connections of who does not."""
-        if tasks := set(self.server_state.tasks):
-            await asyncio.wait(tasks, timeout=1)
-        for connection in list(self.server_state.connections):
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End in order: the socket, idle connections, answers under way, whoever is left."""
+        for listening in self.servers:
+            listening.close()
+        for given in sockets or ():
+            given.close()
+        state = self.server_state
+        for connection in list(state.connections):
+            connection.shutdown()
+        await self._quiet(STOP_S_MAX)
+        for task in list(state.tasks):
+            task.cancel()  # each tells its client why, if that listens
+        await self._quiet(LAST_WORDS_S_MAX)
+        for connection in list(state.connections):
             connection.transport.abort()
+        await self._quiet(LAST_WORDS_S_MAX)
+
+    async def _quiet(self, bound_s: float) -> None:
+        """Wait for connections and tasks to end. They tell nobody, so it is looked."""
+        state = self.server_state
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(bound_s):
+                while state.connections or state.tasks:
+                    await asyncio.sleep(0.002)
 
 
 def _uvicorn_config(app: App) -> uvicorn.Config:
@@ -196,7 +213,6 @@ def _uvicorn_config(app: App) -> uvicorn.Config:
         server_header=False,  # the engine's own is passed on
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=STOP_S_MAX,
     )
 
 
