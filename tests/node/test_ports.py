@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from rota.core.events import StopCause
-from rota.node import processes
+from rota.node import ports, processes
 from tests.node.support import fake, get, model, scene, script, until
 
 
@@ -34,14 +34,14 @@ def foreign_engine(port: int, *knobs: str) -> Iterator[int]:
 
 
 async def is_up(port: int) -> None:
-    await until(lambda: processes.holder_of(port) is not None, f"a listener on {port}")
+    await until(lambda: ports.holder_of(port) is not None, f"a listener on {port}")
 
 
-def next_ports(monkeypatch: pytest.MonkeyPatch, *ports: int) -> None:
+def next_ports(monkeypatch: pytest.MonkeyPatch, *chosen: int) -> None:
     """What the next choices of a free port come to; afterwards they are real again."""
-    forced = list(ports)
-    real = processes.free_port
-    monkeypatch.setattr(processes, "free_port", lambda: forced.pop(0) if forced else real())
+    forced = list(chosen)
+    real = ports.free_port
+    monkeypatch.setattr(ports, "free_port", lambda: forced.pop(0) if forced else real())
 
 
 async def test_an_occupied_port_is_survived(
@@ -49,7 +49,7 @@ async def test_an_occupied_port_is_survived(
 ) -> None:
     # The child cannot bind and exits, or would bind much later: another port is tried.
     for knobs in ((), ("--bind-late", "--load-s", "0.5")):
-        port = processes.free_port()
+        port = ports.free_port()
         with foreign_engine(port) as foreign:
             await is_up(port)
             next_ports(monkeypatch, port)
@@ -63,24 +63,24 @@ async def test_an_answer_of_someone_elses_is_never_taken_for_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ExitStack() as stack:
-        ports = [processes.free_port() for _ in range(3)]
-        pids = [stack.enter_context(foreign_engine(port)) for port in ports]
-        for port in ports:
+        chosen = [ports.free_port() for _ in range(3)]
+        pids = [stack.enter_context(foreign_engine(port)) for port in chosen]
+        for port in chosen:
             await is_up(port)
-        next_ports(monkeypatch, *ports)
+        next_ports(monkeypatch, *chosen)
         never_binds = model("a", script("import time; time.sleep(600)"))
         async with scene(tmp_path, never_binds) as it:
             it.start("a")
             stopped = await it.stopped()
     assert (stopped.cause, stopped.permanent) == (StopCause.REFUSED, False)
-    for port, pid in zip(ports, pids, strict=True):
+    for port, pid in zip(chosen, pids, strict=True):
         assert f"port {port} is held by python3 (pid {pid})" in stopped.detail
 
 
 async def test_a_foreign_server_that_hangs_is_noticed_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = processes.free_port()
+    port = ports.free_port()
     with foreign_engine(port, "--probe-hangs"):
         await is_up(port)
         next_ports(monkeypatch, port)
@@ -92,7 +92,7 @@ async def test_a_foreign_server_that_hangs_is_noticed_too(
 async def test_an_orphan_of_an_earlier_rota_on_the_port_is_survived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = processes.free_port()
+    port = ports.free_port()
     text = (
         "import subprocess, sys; print(subprocess.Popen("
         f"[sys.executable, '-m', 'rota.testing.fake_engine', '--port', '{port}'],"
@@ -112,7 +112,7 @@ async def test_an_orphan_of_an_earlier_rota_on_the_port_is_survived(
 async def test_racing_starts_on_one_port_each_get_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = processes.free_port()
+    port = ports.free_port()
     next_ports(monkeypatch, port, port)
     async with (
         scene(tmp_path / "1", model("a", fake())) as one,
@@ -131,7 +131,7 @@ async def test_racing_starts_on_one_port_each_get_their_own(
 async def test_a_port_once_given_is_given_to_no_second_replica(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = processes.free_port()
+    port = ports.free_port()
     next_ports(monkeypatch, port, port)
     async with scene(tmp_path, model("a", fake("--load-s", "0.2", "--bind-late"))) as it:
         replicas = [it.start("a"), it.start("a")]
@@ -143,7 +143,7 @@ async def test_a_port_once_given_is_given_to_no_second_replica(
 
 async def test_a_fixed_port_is_used_and_who_holds_it_is_named(tmp_path: Path) -> None:
     # case P2
-    port = processes.free_port()
+    port = ports.free_port()
     async with scene(tmp_path, model("a", fake(port=port))) as it:
         replica = await it.up("a")
         assert it.node.endpoint(replica).port == port
@@ -159,7 +159,7 @@ async def test_a_fixed_port_is_used_and_who_holds_it_is_named(tmp_path: Path) ->
 
 
 async def test_a_fixed_port_lost_in_the_midst_of_a_load_is_named(tmp_path: Path) -> None:
-    port = processes.free_port()
+    port = ports.free_port()
     engine = fake("--bind-late", "--load-s", "600", port=port)
     async with scene(tmp_path, model("a", engine)) as it:
         replica = it.start("a")
@@ -174,7 +174,7 @@ async def test_where_the_owner_cannot_be_told_the_answer_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As on a system without /proc.
-    monkeypatch.setattr(processes, "_PROC", tmp_path / "no-proc")
+    monkeypatch.setattr(processes, "PROC", tmp_path / "no-proc")
     async with scene(tmp_path, model("a", fake())) as it:
         await it.up("a")
 
@@ -183,20 +183,25 @@ def test_a_containers_proxy_stands_for_our_child(monkeypatch: pytest.MonkeyPatch
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         nobody = 2**22 + 1
-        foreign = processes.foreign_holder(port, nobody)
+        foreign = ports.foreign_holder(port, nobody)
         assert foreign is not None
         assert foreign.pid == os.getpid()
-        monkeypatch.setattr(processes, "CONTAINER_PROXIES", {foreign.name})
-        assert processes.foreign_holder(port, nobody) is None
+        monkeypatch.setattr(ports, "CONTAINER_PROXIES", {foreign.name})
+        assert ports.foreign_holder(port, nobody) is None
 
 
 def test_our_own_listener_is_not_foreign() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert processes.foreign_holder(server.getsockname()[1], os.getpid()) is None
+        assert ports.foreign_holder(server.getsockname()[1], os.getpid()) is None
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0", "127.0.0.1", "::"])
-def test_listeners_are_found_on_each_address_that_loopback_reaches(address: str) -> None:
+@pytest.mark.parametrize("address", ["0.0.0.0", "127.0.0.1", "::", "::ffff:127.0.0.1"])
+@pytest.mark.parametrize("diagnosis", [True, False])
+def test_listeners_are_found_on_each_address_that_loopback_reaches(
+    address: str, diagnosis: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not diagnosis:
+        monkeypatch.delattr(socket, "AF_NETLINK")
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as server:
         try:
@@ -204,11 +209,29 @@ def test_listeners_are_found_on_each_address_that_loopback_reaches(address: str)
         except OSError:
             pytest.skip(f"no {address} here")
         server.listen()
-        holder = processes.holder_of(server.getsockname()[1])
+        holder = ports.holder_of(server.getsockname()[1])
     assert holder is not None
     assert holder.pid == os.getpid()
     assert f"(pid {os.getpid()})" in str(holder)
 
 
+@pytest.mark.parametrize("address", ["127.0.0.2", "::1"])
+@pytest.mark.parametrize("diagnosis", [True, False])
+def test_listeners_elsewhere_are_not_in_the_way(
+    address: str, diagnosis: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not diagnosis:
+        monkeypatch.delattr(socket, "AF_NETLINK")
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as server:
+        try:
+            server.bind((address, 0))
+        except OSError:
+            pytest.skip(f"no {address} here")
+        server.listen()
+        port = server.getsockname()[1]
+        assert ports.is_free(port)
+        assert not ports.listening(port)
+
+
 def test_a_port_without_a_listener_has_no_holder() -> None:
-    assert processes.holder_of(processes.free_port()) is None
+    assert ports.holder_of(ports.free_port()) is None

@@ -25,7 +25,7 @@ from rota.core.types import ReplicaId
 from rota.engines.base import Endpoint, Launch
 from rota.engines.launch import Spawned, endpoint_of, launch_for
 from rota.engines.probe import Answer, probe
-from rota.node import processes
+from rota.node import ports, processes
 from rota.node.guards import Child, Guards
 from rota.node.records import Records
 
@@ -166,14 +166,14 @@ class Replica:
         if not child.exited.done():
             return endpoint
         await self._end(0)
-        if fixed is None and not processes.is_free(port):
+        if fixed is None and not ports.is_free(port):
             raise _NotItsFault(f"port {port} was taken by another process")
         how = child.exited.result()
         detail = f"{how} while it was starting{self._last_lines()}"
         raise _CannotStart(StopCause.CRASHED, detail)
 
     def _free_port(self) -> int:
-        while (port := processes.free_port()) in self._taken():
+        while (port := ports.free_port()) in self._taken():
             pass
         return port
 
@@ -205,7 +205,7 @@ class Replica:
             if self._met.connected and (first or self._met.status == 200):
                 first = False
                 foreign = await asyncio.to_thread(
-                    processes.foreign_holder, endpoint.port, child.guard_pid
+                    ports.foreign_holder, endpoint.port, child.guard_pid
                 )
                 if foreign:
                     raise _NotItsFault(f"port {endpoint.port} is held by {foreign}")
@@ -303,7 +303,7 @@ def _require(files: Iterable[Path]) -> None:
 
 
 def _fixed_port(port: int) -> int:
-    if processes.is_free(port):
+    if ports.is_free(port):
         return port
-    who = processes.holder_of(port) or "another process"
+    who = ports.holder_of(port) or "another process"
     raise _CannotStart(StopCause.REFUSED, f"could not be started: port {port} is held by {who}")
