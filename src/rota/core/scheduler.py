@@ -355,6 +355,7 @@ class Scheduler:
                 self._is_room_stale = False
                 self._make_room()
             for demand in demands:
+                self._answer_late(demand)
                 self._tell(demand)
                 self._set_wake(demand)
 
@@ -405,7 +406,7 @@ class Scheduler:
     def _look(self, demand: Demand) -> None:
         """Do what is due at one model, and see whether it wants a replica."""
         if demand.review_ms <= self.state.now_ms:
-            self._expire(demand)
+            self._forget(demand)
         self._step_down(demand)
         name = demand.model.name
         wants = demand.replicas_wanted() > 0 and not demand.is_cooling(self.state.now_ms)
@@ -416,16 +417,22 @@ class Scheduler:
             del self.state.wanting[name]
             self._drop_promise(demand)
 
-    def _expire(self, demand: Demand) -> None:
-        """Answer those who waited as long as they may, and forget those who did not return."""
+    def _forget(self, demand: Demand) -> None:
+        """Let go of absent callers whose time is over."""
         now_ms = self.state.now_ms
-        for entry in [e for e in demand.waiting if self._deadline_ms(demand, e) <= now_ms]:
-            self._tell_to_return(demand, entry)
         for entry in [e for e in demand.told if e.is_owed and e.back_ms + OWED_MS <= now_ms]:
             demand.remove(entry)  # its turn came and it was not there: it starts nothing more
             self._make_absent(demand, entry, Presence.LEFT, entry.forget_ms)
         demand.told = [entry for entry in demand.told if entry.forget_ms > now_ms]
         demand.left = [entry for entry in demand.left if entry.forget_ms > now_ms]
+
+    def _answer_late(self, demand: Demand) -> None:
+        """Answer those who have waited as long as they may, after all was done for them."""
+        now_ms = self.state.now_ms
+        if demand.review_ms > now_ms:
+            return
+        for entry in [e for e in demand.waiting if self._deadline_ms(demand, e) <= now_ms]:
+            self._tell_to_return(demand, entry)
         times = [self._deadline_ms(demand, entry) for entry in demand.waiting]
         times += [entry.back_ms + OWED_MS for entry in demand.told if entry.is_owed]
         times += [entry.forget_ms for entry in (*demand.told, *demand.left)]
@@ -724,6 +731,8 @@ class Scheduler:
         demand.cold_since_ms = self.state.now_ms
         for entry in demand.waiting:
             entry.met_load = True
+        for entry in demand.told:
+            entry.is_owed = False
         self._review(demand)
 
     def _tell(self, demand: Demand) -> None:

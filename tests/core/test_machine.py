@@ -1,0 +1,293 @@
+"""The scheduler keeps its promises whatever happens, in whatever order, to whatever fleet.
+
+A Hypothesis state machine feeds random facts, stale and repeated ones too, to two schedulers.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from rota.core.effects import Effect, Grant, Loaded, Refuse, Start, Stop
+from rota.core.events import (
+    Event,
+    GrantEnded,
+    LoadAsked,
+    NodeJoined,
+    Outcome,
+    ReplicaReady,
+    ReplicaStopped,
+    RequestArrived,
+    RequestCancelled,
+    ShutdownAsked,
+    StopCause,
+    TimePassed,
+    UnloadAsked,
+)
+from rota.core.invariants import EffectAudit, check
+from rota.core.scheduler import Scheduler
+from rota.core.types import Device, Model, Scaling
+
+QUEUE_BYTES_MAX = 64
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> tuple[tuple[tuple[Device, ...], ...], list[Model]]:
+    """Nodes with devices of 4 to 12 MiB, and models that take 1 to 8 MiB, or all."""
+    nodes = draw(st.integers(1, 2))
+    devices = tuple(
+        tuple(
+            Device(f"d{n}", draw(st.sampled_from((0, 4, 8, 8, 12))))
+            for n in range(draw(st.integers(1, 3)))
+        )
+        for _ in range(nodes)
+    )
+    return devices, [draw(models(f"m{n}")) for n in range(draw(st.integers(1, 5)))]
+
+
+@st.composite
+def models(draw: st.DrawFn, name: str) -> Model:
+    low, high = draw(st.sampled_from(((0, 1),) * 5 + ((0, 0), (1, 1), (1, 2), (2, 2), (0, 2))))
+    return Model(
+        name=name,
+        scaling=Scaling(low, high, draw(st.sampled_from((0, 1, 5_000, 600_000)))),
+        memory_mib=draw(st.sampled_from((None, 1, 2, 3, 4, 8))),
+        device_count=draw(st.sampled_from((0, 1, 1, 1, 1, 2))),
+        devices=draw(st.sampled_from((None, None, None, frozenset({"d0", "d1"})))),
+        slots=draw(st.sampled_from((1, 2, 10))),
+        queue_max=draw(st.sampled_from((1, 2, 1_000))),
+        activation_wait_ms=draw(st.sampled_from((0, 2_000, 45_000))),
+        queue_wait_ms=draw(st.sampled_from((1_000, 600_000))),
+        patience_ms=draw(st.sampled_from((0, 3_000, 300_000))),
+        stop_grace_ms=10_000,
+        load_ms=draw(st.sampled_from((None, 4_000))),
+    )
+
+
+class Machine(RuleBasedStateMachine):
+    """What a shell could tell the scheduler, and much that it should not."""
+
+    now_ms = 0
+    count = 0
+
+    @initialize(fleet=fleets(), joins_late=st.booleans())
+    def begin(
+        self, fleet: tuple[tuple[tuple[Device, ...], ...], list[Model]], joins_late: bool
+    ) -> None:
+        devices, self.models = fleet
+        self.scheduler = Scheduler(self.models, queue_bytes_max=QUEUE_BYTES_MAX)
+        self.twin = Scheduler(self.models, queue_bytes_max=QUEUE_BYTES_MAX)
+        self.audit = EffectAudit(self.models)
+        self.joining = [NodeJoined(f"n{n}", listed) for n, listed in enumerate(devices)]
+        self.waiting: list[str] = []
+        self.granted: list[str] = []
+        self.asked: dict[str, RequestArrived | LoadAsked] = {}
+        self.told: list[tuple[str, str, int]] = []
+        self.starting: list[str] = []
+        self.running: list[str] = []
+        self.stopping: list[str] = []
+        self.ended: list[Event] = [ReplicaReady("r999"), GrantEnded("q999", Outcome.OK)]
+        if not joins_late:
+            while self.joining:
+                self.feed(self.joining.pop(0))
+
+    # ── facts that make sense ────────────────────────────────────────────────────────────
+
+    @precondition(lambda self: self.joining)
+    @rule()
+    def joined(self) -> None:
+        self.feed(self.joining.pop(0))
+
+    @rule(data=st.data(), burst=st.sampled_from((1, 1, 1, 2, 4)))
+    def arrived(self, data: st.DataObject, burst: int) -> None:
+        model = data.draw(st.sampled_from([model.name for model in self.models]))
+        caller = data.draw(st.sampled_from(("ann", "ben", "cleo", "")))
+        waits = st.sampled_from((None, None, None, 0, 1_000, 20_000))
+        own = (data.draw(waits), data.draw(waits))
+        for _ in range(burst):
+            self.feed(RequestArrived(self.new_id(), model, caller, 7, *own))
+
+    @precondition(lambda self: self.told)
+    @rule(data=st.data(), is_late=st.booleans())
+    def came_back(self, data: st.DataObject, is_late: bool) -> None:
+        caller, model, back_ms = self.told.pop(data.draw(st.integers(0, len(self.told) - 1)))
+        self.wait_until(back_ms + (9_000 if is_late else 0))
+        self.feed(RequestArrived(self.new_id(), model, caller, 7))
+
+    @precondition(lambda self: self.waiting or self.granted)
+    @rule(data=st.data())
+    def cancelled(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.waiting + self.granted))
+        self.drop(request)
+        self.feed(RequestCancelled(request))
+
+    @precondition(lambda self: self.granted)
+    @rule(data=st.data(), outcome=st.sampled_from(Outcome))
+    def ended_(self, data: st.DataObject, outcome: Outcome) -> None:
+        request = data.draw(st.sampled_from(self.granted))
+        self.drop(request)
+        self.feed(GrantEnded(request, outcome))
+
+    @precondition(lambda self: self.starting)
+    @rule(data=st.data())
+    def ready(self, data: st.DataObject) -> None:
+        replica = data.draw(st.sampled_from(self.starting))
+        self.starting.remove(replica)
+        self.running.append(replica)
+        self.feed(ReplicaReady(replica))
+
+    @precondition(lambda self: self.stopping)
+    @rule(data=st.data())
+    def stopped(self, data: st.DataObject) -> None:
+        replica = data.draw(st.sampled_from(self.stopping))
+        self.stopping.remove(replica)
+        self.feed(ReplicaStopped(replica, StopCause.ASKED))
+
+    @precondition(lambda self: self.starting or self.running)
+    @rule(
+        data=st.data(),
+        cause=st.sampled_from((StopCause.CRASHED, StopCause.NEVER_READY, StopCause.REFUSED)),
+        permanent=st.booleans(),
+    )
+    def failed(self, data: st.DataObject, cause: StopCause, permanent: bool) -> None:
+        replica = data.draw(st.sampled_from(self.starting + self.running))
+        for held in (self.starting, self.running):
+            if replica in held:
+                held.remove(replica)
+        self.feed(ReplicaStopped(replica, cause, "it said so", permanent))
+
+    @rule(data=st.data())
+    def load_asked(self, data: st.DataObject) -> None:
+        model = data.draw(st.sampled_from([model.name for model in self.models]))
+        self.feed(LoadAsked(self.new_id(), model))
+
+    @rule(data=st.data(), grace_ms=st.sampled_from((0, 1_000, 60_000)))
+    def unload_asked(self, data: st.DataObject, grace_ms: int) -> None:
+        names: list[str | None] = [model.name for model in self.models]
+        model = data.draw(st.sampled_from([*names, *names, None, "unknown"]))
+        self.feed(UnloadAsked(model, grace_ms))
+
+    @rule(by_ms=st.sampled_from((0, 1, 999, 5_000, 30_000, 700_000)))
+    def time_passed(self, by_ms: int) -> None:
+        self.wait_until(self.now_ms + by_ms)
+
+    @rule()
+    def woke(self) -> None:
+        wake_ms = self.scheduler.next_wake_ms()
+        if wake_ms is not None:
+            self.wait_until(wake_ms)
+
+    # ── facts that do not ────────────────────────────────────────────────────────────────
+
+    @rule(data=st.data())
+    def stale(self, data: st.DataObject) -> None:
+        """What has ended before, or never was, changes nothing."""
+        self.unchanged_by(data.draw(st.sampled_from(self.ended)))
+
+    @precondition(lambda self: self.waiting or self.scheduler.state.granted)
+    @rule(data=st.data())
+    def repeated(self, data: st.DataObject) -> None:
+        """An arrival that is still here changes nothing when it is heard again."""
+        here = [*self.waiting, *self.scheduler.state.granted]
+        self.unchanged_by(self.asked[data.draw(st.sampled_from(here))])
+
+    # ── and the means ────────────────────────────────────────────────────────────────────
+
+    def new_id(self) -> str:
+        self.count += 1
+        return f"q{self.count}"
+
+    def wait_until(self, until_ms: int) -> None:
+        """Let time pass as the shell does: wake when asked to, until then."""
+        for _ in range(500):
+            wake_ms = self.scheduler.next_wake_ms()
+            if wake_ms is None or wake_ms > until_ms:
+                break
+            self.now_ms = wake_ms
+            self.feed(TimePassed())
+        else:
+            raise AssertionError("it wakes without end")
+        self.now_ms = max(self.now_ms, until_ms)
+        self.feed(TimePassed())
+
+    def feed(self, event: Event) -> None:
+        effects = self.scheduler.step(event, self.now_ms)
+        assert repr(effects) == repr(self.twin.step(event, self.now_ms))
+        if isinstance(event, RequestArrived | LoadAsked):
+            self.asked[event.request] = event
+            self.waiting.append(event.request)
+        if isinstance(event, GrantEnded | RequestCancelled | ReplicaStopped):
+            self.ended.append(event)
+        for effect in effects:
+            self.obey(effect)
+        self.audit.watch(event, effects, self.now_ms)
+        check(self.scheduler)
+        self.unchanged_by(TimePassed())
+
+    def obey(self, effect: Effect) -> None:
+        match effect:
+            case Grant(request=request, replica=replica):
+                self.waiting.remove(request)
+                self.granted.append(request)
+            case Refuse(request=request, refusal=refusal):
+                self.waiting.remove(request)
+                asked = self.asked[request]
+                if refusal.retry_after_ms is not None and isinstance(asked, RequestArrived):
+                    back_ms = self.now_ms + refusal.retry_after_ms
+                    self.told.append((asked.caller, asked.model, back_ms))
+            case Loaded(request=request):
+                self.waiting.remove(request)
+            case Start(replica=replica):
+                self.starting.append(replica)
+            case Stop(replica=replica):
+                for held in (self.starting, self.running):
+                    if replica in held:
+                        held.remove(replica)
+                self.stopping.append(replica)
+            case _:
+                pass
+
+    def drop(self, request: str) -> None:
+        for held in (self.waiting, self.granted):
+            if request in held:
+                held.remove(request)
+
+    def unchanged_by(self, event: Event) -> None:
+        before = repr(self.scheduler.state)
+        effects = self.scheduler.step(event, self.now_ms)
+        self.twin.step(event, self.now_ms)
+        assert not effects, (event, effects)
+        assert repr(self.scheduler.state) == before, event
+
+
+class LastMachine(Machine):
+    """The same, and one shutdown, after which everything ends."""
+
+    is_over = False
+
+    @precondition(lambda self: not self.is_over)
+    @rule(grace_ms=st.sampled_from((0, 5_000)))
+    def shutdown_asked(self, grace_ms: int) -> None:
+        self.is_over = True
+        self.feed(ShutdownAsked(grace_ms))
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        self.feed(ShutdownAsked(5_000))
+        self.wait_until(self.now_ms + 5_000)
+        for replica in list(self.stopping):
+            self.feed(ReplicaStopped(replica, StopCause.ASKED))
+        assert not self.scheduler.state.replicas
+        assert not self.waiting
+        assert self.scheduler.next_wake_ms() is None or not self.scheduler.state.granted
+
+
+COMMON = settings(
+    deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, print_blob=True
+)
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(COMMON, max_examples=60, stateful_step_count=40)
+TestLastMachine = LastMachine.TestCase
+TestLastMachine.settings = settings(COMMON, max_examples=25, stateful_step_count=25)
