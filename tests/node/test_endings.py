@@ -211,6 +211,24 @@ time.sleep(60)
     assert (tmp_path / "logs" / "a.log").read_text() == "up\nput away\n"
 
 
+async def test_a_second_longer_stop_is_not_even_heard(tmp_path: Path) -> None:
+    text = """
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"asked\\n"))
+os.write(1, b"up\\n")
+while True: time.sleep(60)
+"""
+    async with scene(tmp_path, model("a", script(text, ready=None))) as it:
+        replica = await it.up("a")
+        await until(lambda: it.node.tail(replica, 1) == ["up"], "its first line")
+        it.stop(replica, grace_ms=60_000)
+        await until(lambda: it.node.tail(replica, 1) == ["asked"], "the first order")
+        it.stop(replica, grace_ms=600_000)
+        it.stop(replica, grace_ms=200)
+        await it.stopped()
+    assert (tmp_path / "logs" / "a.log").read_text() == "up\nasked\nasked\n"
+
+
 async def test_a_stopped_one_hears_sigterm(tmp_path: Path) -> None:
     # case W14, case W15: SIGSTOPped, it would not even run its SIGTERM handler
     async with scene(tmp_path, model("a", fake())) as it:

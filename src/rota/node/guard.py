@@ -34,6 +34,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import time
 
 TYPE_CHECKING = False
@@ -92,6 +93,8 @@ def _fork_guard(fd: int) -> int:
         os.closerange(4, os.sysconf("SC_OPEN_MAX"))
         _become_guardian()
         Guard(socket.socket(fileno=3)).run()
+    except BaseException:  # noqa: BLE001 - the engine dies with this process; rota is told by that
+        sys.excepthook(*sys.exc_info())
     finally:
         os._exit(0)
 
@@ -204,11 +207,13 @@ class Guard:
                     self._ask_to_end(LEFT_GRACE_S)
 
     def _ask_to_end(self, grace_s: float) -> None:
-        """SIGTERM to the group; SIGCONT so that a stopped one hears it. A shorter grace wins."""
+        """SIGTERM, and SIGCONT so that a stopped one hears it. Asked again, only a shorter grace
+        counts: to many engines a second SIGTERM means at once."""
         deadline = time.monotonic() + grace_s
-        self._deadline = deadline if self._deadline is None else min(self._deadline, deadline)
-        self._signal(signal.SIGTERM)
-        self._signal(signal.SIGCONT)
+        if self._deadline is None or deadline < self._deadline:
+            self._deadline = deadline
+            self._signal(signal.SIGTERM)
+            self._signal(signal.SIGCONT)
 
     def _end_what_is_due(self) -> None:
         now = time.monotonic()
@@ -249,8 +254,8 @@ class Guard:
                 return
             self._log.write(chunk)
             self._tail = (self._tail + chunk)[-TAIL_BYTES:]
-            if len(self._unsent) > UNSENT_BYTES_MAX:
-                self._dropped += len(chunk)
+            if self._dropped or len(self._unsent) > UNSENT_BYTES_MAX:
+                self._dropped += len(chunk)  # until all is sent, so that the order is kept
             else:
                 self._tell("output", text=self._text.decode(chunk), dropped=0)
 

@@ -181,18 +181,19 @@ class Guards:
         self._server: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
 
-    def open(self) -> None:
+    def open(self) -> socket.socket:
         """Have the server ready, so that the first start does not wait for an interpreter."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
             self._server = subprocess.Popen(
-                [sys.executable, "-I", "-S", guard.__file__],
+                [sys.executable, "-I", "-S", "-X", "utf8", guard.__file__],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,
             )
         self._socket = ours
+        return ours
 
     async def guard(self, child: Child) -> None:
         """Put `child` under a guard of its own. What comes of it is told by its futures."""
@@ -218,21 +219,19 @@ class Guards:
             await asyncio.to_thread(_reap, server)
 
     def _hand_over(self, end: socket.socket) -> None:
+        server = self._socket or self.open()
         try:
-            assert self._socket is not None
-            socket.send_fds(self._socket, [b"+"], [end.fileno()])
-        except (AssertionError, OSError):  # not there, dead, or too stuck to take one byte
-            self._replace()
-            assert self._socket is not None
-            socket.send_fds(self._socket, [b"+"], [end.fileno()])
+            socket.send_fds(server, [b"+"], [end.fileno()])
+        except OSError:  # dead, or too stuck to take one byte
+            socket.send_fds(self._replace(), [b"+"], [end.fileno()])
 
-    def _replace(self) -> None:
+    def _replace(self) -> socket.socket:
         if self._socket is not None:
             self._socket.close()
         if self._server is not None:
             self._server.kill()  # its guards go on
             self._server.wait()
-        self.open()
+        return self.open()
 
 
 def _settle(future: asyncio.Future[Result], result: Result) -> None:
