@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from rota.config.units import show_mib
+from rota.core.types import Model
+
 STEPS_MAX = 20_000
 REPLICAS_MAX = 200
 
@@ -36,6 +39,17 @@ def fits(wants: Sequence[Want], totals_mib: Mapping[str, int]) -> bool:
     if len(wants) > REPLICAS_MAX:
         return True
     return _Search(wants, totals_mib).run()
+
+
+def want_of(model: Model) -> Want:
+    """What a replica of a model has to be given."""
+    return Want(model.memory_mib, model.device_count, model.devices)
+
+
+def needs_of(model: Model) -> str:
+    """What a replica of a model takes, in words."""
+    amount = "a whole device" if model.memory_mib is None else show_mib(model.memory_mib)
+    return amount if model.device_count == 1 else f"{amount} on each of {model.device_count}"
 
 
 class _Search:

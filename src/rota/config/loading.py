@@ -18,7 +18,7 @@ from rota.config.addresses import LISTEN, is_loopback, is_own, split_listen
 from rota.config.checking import check_file
 from rota.config.complaints import Complaints, Place
 from rota.config.entry import ModelReader, resolve
-from rota.config.fit import Want, fits
+from rota.config.fit import fits, needs_of, want_of
 from rota.config.units import show_mib
 from rota.config.values import CommandEngine, Config, DeviceConfig, ModelConfig, UrlEngine
 from rota.core.types import Model
@@ -182,14 +182,3 @@ class _Reader:
 
     def _path(self, text: str) -> Path:
         return resolve(self.folder, text)
-
-
-def want_of(model: Model) -> Want:
-    """What a replica of a model has to be given."""
-    return Want(model.memory_mib, model.device_count, model.devices)
-
-
-def needs_of(model: Model) -> str:
-    """What a replica of a model takes, in words."""
-    amount = "a whole device" if model.memory_mib is None else show_mib(model.memory_mib)
-    return amount if model.device_count == 1 else f"{amount} on each of {model.device_count}"

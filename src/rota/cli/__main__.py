@@ -1,0 +1,5 @@
+"""`python -m rota.cli` is `rota`."""
+
+from rota.cli.verbs import main
+
+main(prog_name="rota")

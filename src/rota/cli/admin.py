@@ -1,0 +1,124 @@
+"""The admin API as the verbs use it: small JSON calls to a rota on this machine.
+
+The standard library's client is enough for that, and starts fast. It is used directly, without
+proxies from the environment: those are not for loopback.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import select
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from rota.errors import CapacityError, ReplicaError, RequestError, RotaError
+
+ANSWER_S_MAX = 10.0  # for what is answered at once
+Json = dict[str, Any]
+
+
+class Admin:
+    """A rota at a URL.
+
+    Raises: RequestError: it is not an http(s) URL. Every call raises RotaError: what rota
+    answered, or `no_answer` when none does.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            parts = urlsplit(url if "://" in url else f"http://{url}")
+            self._port = parts.port
+        except ValueError as error:
+            raise _no_url(url) from error
+        if parts.scheme not in {"http", "https"} or not parts.hostname or not url.isascii():
+            raise _no_url(url)
+        self.url = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
+        self._host = parts.hostname
+        self._is_https = parts.scheme == "https"
+        self._path = parts.path.rstrip("/")
+
+    def status(self) -> Json:
+        """`GET /rota/v1/status`."""
+        return self.send("GET", "/rota/v1/status", wait_s_max=ANSWER_S_MAX).result()
+
+    def load(self, model: str) -> Pending:
+        """Begin to load a model; the answer comes when it is ready."""
+        return self.send("POST", f"/rota/v1/models/{quote(model, safe='')}/load?wait=true")
+
+    def unload(self, model: str | None, *, grace_s: float | None) -> Json:
+        """Take a model down, None = all; returns when it is gone."""
+        path = (
+            "/rota/v1/unload"
+            if model is None
+            else f"/rota/v1/models/{quote(model, safe='')}/unload"
+        )
+        grace = "" if grace_s is None else f"&grace_s={grace_s:g}"
+        return self.send("POST", f"{path}?wait=true{grace}").result()
+
+    def send(self, method: str, path: str, *, wait_s_max: float | None = None) -> Pending:
+        """Send a request; its answer may be waited for."""
+        kind = http.client.HTTPSConnection if self._is_https else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=wait_s_max)
+        try:
+            connection.request(method, self._path + path)
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise _no_answer(self.url, error) from error
+        return Pending(self.url, connection)
+
+
+class Pending:
+    """A request that was sent and may not be answered yet."""
+
+    def __init__(self, url: str, connection: http.client.HTTPConnection) -> None:
+        self._url = url
+        self._connection = connection
+
+    def is_answered(self, wait_s_max: float) -> bool:
+        """Whether the answer begins within so many seconds."""
+        ready, _, _ = select.select([self._connection.sock], [], [], wait_s_max)
+        return bool(ready)
+
+    def result(self) -> Json:
+        """The answer, waited for. Raises RotaError: rota refused, or went away."""
+        try:
+            response = self._connection.getresponse()
+            body = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise _no_answer(self._url, error) from error
+        finally:
+            self._connection.close()
+        try:
+            answer = json.loads(body)
+        except ValueError:
+            answer = None
+        if response.status >= 400 or not isinstance(answer, dict):
+            raise _refusal(self._url, response.status, answer)
+        return answer
+
+
+def _refusal(url: str, status: int, answer: object) -> RotaError:
+    error = answer.get("error") if isinstance(answer, dict) else None
+    if not isinstance(error, dict) or "message" not in error:
+        return RequestError(
+            f"what answers at {url} is not rota (HTTP {status})", code="no_answer", status=status
+        )
+    kind = (
+        CapacityError if status in {429, 503} else ReplicaError if status >= 500 else RequestError
+    )
+    return kind(str(error["message"]), code=str(error.get("code", "")), status=status)
+
+
+def _no_answer(url: str, error: Exception) -> RotaError:
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return CapacityError(
+        f"no rota answers at {url} ({reason.lower()}); start one with `rota serve`, or say where "
+        "it is with --url or ROTA_URL",
+        code="no_answer",
+        status=503,
+    )
+
+
+def _no_url(url: str) -> RequestError:
+    return RequestError(f"`{url}` is not a URL like http://127.0.0.1:8080", code="wrong_url")

@@ -1,0 +1,120 @@
+"""`rota check`: what a file says, or everything that is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, assert_never
+
+import click
+
+from rota.config import load
+from rota.config.complaints import InvalidConfig
+from rota.config.fit import needs_of
+from rota.config.units import show_duration, show_mib
+from rota.config.values import CommandEngine, Config, LlamaCppEngine, ModelConfig, UrlEngine
+
+KINDS = ("always", "on demand", "elsewhere", "off")
+
+
+def check(path: Path, *, as_json: bool) -> bool:
+    """Print the verdict on a file; whether it can be used."""
+    try:
+        config = load(path, allow_open=True)
+    except InvalidConfig as invalid:
+        _refuse(invalid, as_json=as_json)
+        return False
+    if as_json:
+        click.echo(json.dumps(_as_json(config), indent=2))
+    else:
+        _say(config)
+    return True
+
+
+def _refuse(invalid: InvalidConfig, *, as_json: bool) -> None:
+    if as_json:
+        problems = [
+            {"line": p.place.line, "column": p.place.column, "text": p.text}
+            for p in invalid.problems
+        ]
+        answer = {"ok": False, "path": str(invalid.path), "problems": problems}
+        click.echo(json.dumps(answer, indent=2))
+        return
+    for line in invalid.message.splitlines():
+        click.echo(f"error: {line}", err=True)
+    count = len(invalid.problems)
+    click.echo(f"{count} {'problem' if count == 1 else 'problems'}", err=True)
+
+
+def _say(config: Config) -> None:
+    click.echo(f"ok         {config.path}")
+    click.echo(f"listen     {config.host}:{config.port}")
+    click.echo(f"state      {config.state_dir}")
+    click.echo(f"devices    {say_devices(config)}")
+    for kind in KINDS:
+        models = [model for model in config.models.values() if kind_of(model) == kind]
+        for n, model in enumerate(models):
+            click.echo(f"{kind if n == 0 else '':<11}{model.name}: {_say_model(model)}")
+    for warning in config.warnings:
+        click.echo(f"warning: {warning}", err=True)
+
+
+def say_devices(config: Config) -> str:
+    """The stated devices in words."""
+    stated = ", ".join(f"{device.id} {show_mib(device.memory_mib)}" for device in config.devices)
+    return stated or "found when rota starts"
+
+
+def kind_of(model: ModelConfig) -> str:
+    """The word users see for a model's scaling; one that someone else runs has none."""
+    return "elsewhere" if model.model.is_external else model.model.scaling.kind
+
+
+def _say_model(entry: ModelConfig) -> str:
+    if isinstance(entry.engine, UrlEngine):
+        return entry.engine.url
+    scaling = entry.model.scaling
+    idle = show_duration(scaling.idle_timeout_ms) if scaling.idle_timeout_ms else "never"
+    parts = [f"takes {needs_of(entry.model)}", f"{entry.model.slots} slots"]
+    if scaling.kind == "on demand":
+        parts.append(f"steps down after {idle}" if scaling.idle_timeout_ms else "stays once loaded")
+    if entry.aliases:
+        parts.append(f"also called {', '.join(entry.aliases)}")
+    return ", ".join(parts)
+
+
+def _as_json(config: Config) -> dict[str, Any]:
+    return {
+        "ok": True,
+        "path": str(config.path),
+        "listen": f"{config.host}:{config.port}",
+        "state": str(config.state_dir),
+        "devices": [{"id": d.id, "memory_mib": d.memory_mib} for d in config.devices],
+        "models": [_model_as_json(model) for model in config.models.values()],
+        "warnings": list(config.warnings),
+    }
+
+
+def _model_as_json(entry: ModelConfig) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "kind": kind_of(entry),
+        "engine": _engine_name(entry),
+        "memory_mib": entry.model.memory_mib,
+        "device_count": entry.model.device_count,
+        "slots": entry.model.slots,
+        "aliases": list(entry.aliases),
+        "line": entry.line,
+    }
+
+
+def _engine_name(entry: ModelConfig) -> str:
+    match entry.engine:
+        case CommandEngine():
+            return "command"
+        case LlamaCppEngine():
+            return "llama.cpp"
+        case UrlEngine():
+            return "url"
+        case _:
+            assert_never(entry.engine)

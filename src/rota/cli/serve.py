@@ -1,0 +1,129 @@
+"""`rota serve`: puts the rooms together, and takes them apart in order when told to end.
+
+`running` is the composition root, used by the demo and the tests as well. The order is: bind
+(a taken port is said before anything starts), lock the state directory, open the node, serve.
+The end runs backwards, after the controller has drained: callers are answered while there is
+still a server to answer them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rota.cli.check import kind_of
+from rota.cluster.local import LocalCluster
+from rota.config import load
+from rota.config.fit import fits, needs_of, want_of
+from rota.config.units import show_mib
+from rota.config.values import Config
+from rota.controller import Controller
+from rota.gateway.app import App
+from rota.gateway.server import bind, loop_factory, settled_memory
+from rota.gateway.server import serve as serve_app
+from rota.node.lock import StateLock
+
+DRAIN_MS = 10_000
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+log = logging.getLogger("rota")
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A rota that accepts requests."""
+
+    controller: Controller
+    url: str
+
+
+def serve(path: Path, *, listen: str | None, allow_open: bool, state_dir: Path | None) -> None:
+    """Serve a file until a signal. Raises ConfigError: it cannot be served."""
+    config = load(path, listen=listen, allow_open=allow_open, state_dir=state_dir)
+    log_to_stderr()
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_until_signalled(config))
+
+
+async def _until_signalled(config: Config) -> None:
+    ending = end_on_signal()
+    for warning in config.warnings:
+        log.warning("%s", warning)
+    async with running(config) as rota:
+        _say_what_is_served(rota.controller)
+        log.info("listening on %s", rota.url)
+        with settled_memory():
+            await ending.wait()
+        log.info("ending: the running get %d s", DRAIN_MS // 1000)
+    log.info("ended")
+
+
+@contextlib.asynccontextmanager
+async def running(config: Config) -> AsyncIterator[Running]:
+    """Serve while the block runs; then drain, and end everything that was started.
+
+    Raises:
+        ConfigError: the port or the state directory is taken.
+    """
+    listener = bind(config.host, config.port)
+    with contextlib.closing(listener):
+        config = replace(config, port=listener.getsockname()[1])
+        with StateLock(config.state_dir, f"{config.host}:{config.port}"):
+            async with Controller(config, LocalCluster(config)) as controller:
+                app = App(controller)
+                async with serve_app(app, config, listener=listener) as server:
+                    try:
+                        yield Running(controller, server.url)
+                    finally:
+                        await controller.shutdown(grace_ms=DRAIN_MS)
+
+
+def end_on_signal() -> asyncio.Event:
+    """An event that the first SIGTERM or SIGINT sets; a second one ends the process at once.
+
+    Engines end with the process, however it ends: their guards see to it.
+    """
+    ending = asyncio.Event()
+
+    def heard(number: int) -> None:
+        if ending.is_set():
+            os._exit(128 + number)
+        ending.set()
+
+    loop = asyncio.get_running_loop()
+    for number in SIGNALS:
+        loop.add_signal_handler(number, heard, number)
+    return ending
+
+
+def log_to_stderr() -> None:
+    """One line per effect on stderr."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=logging.INFO,
+        format="%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+    )
+
+
+def _say_what_is_served(controller: Controller) -> None:
+    """What was found, who is off, and what will not fit on what was found."""
+    config = controller.config
+    devices = controller.status()["devices"]
+    assert isinstance(devices, list), devices
+    totals = {str(device["id"]): int(device["memory_mib"]) for device in devices}
+    where = ", ".join(f"{device} {show_mib(mib)}" for device, mib in totals.items())
+    log.info("devices, %s: %s", "as stated" if config.devices else "as found", where)
+    for entry in config.models.values():
+        kind = kind_of(entry)
+        log.info("model %s: %s", entry.name, kind)
+        # For stated devices the file's own warnings have said so.
+        if not config.devices and kind != "off" and not fits([want_of(entry.model)], totals):
+            log.warning("model %s will not fit: it needs %s", entry.name, needs_of(entry.model))

@@ -1,0 +1,156 @@
+"""What can be typed: verbs, options and exit codes. What a verb does is in its own module.
+
+Each verb imports its module when it runs: `rota --help` and shell completion should not pay
+for a parser, a table printer or a server. Foreign exceptions do not get here; what does and is
+a `RotaError` is said in one or more lines on stderr, and the exit code says which kind it was.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from rota import __version__
+from rota.errors import CapacityError, RotaError
+
+EXIT_FAILED = 1  # a mistake in the file, a model that cannot run
+EXIT_USAGE = 2  # click's own
+EXIT_NOT_NOW = 3  # no room, or not yet: the same command may work later
+EXIT_NO_ANSWER = 4  # no rota answers there
+
+
+class _Verbs(click.Group):
+    """Says our errors in our words."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except RotaError as error:
+            for line in error.message.splitlines() or [error.code]:
+                click.echo(f"error: {line}", err=True)
+            ctx.exit(_exit_code(error))
+
+
+def _exit_code(error: RotaError) -> int:
+    if error.code == "no_answer":
+        return EXIT_NO_ANSWER
+    # A model that failed is tried again for requests; whoever asked for it by hand has an answer.
+    is_later = isinstance(error, CapacityError) and error.code != "model_cooling"
+    return EXIT_NOT_NOW if is_later else EXIT_FAILED
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="rota")
+def main() -> None:
+    """More models than GPUs behind one endpoint.
+
+    A request for a model that is not running loads it, making room if it must; idle models
+    step down; every wait has a bound, a reason and an estimate.
+
+    \b
+    rota demo                       see it at work, with two small models
+    rota check rota.yaml            what a configuration says, and what is wrong with it
+    rota serve --config rota.yaml   serve it
+    rota ps                         who is loaded, who waits, and for what
+
+    Exit codes: 0 done; 1 failed; 2 wrong usage; 3 not now, try again; 4 nothing answers.
+    """
+
+
+_FILE = click.Path(path_type=Path)
+_url = click.option(
+    "--url",
+    envvar="ROTA_URL",
+    default="http://127.0.0.1:8080",
+    show_default=True,
+    show_envvar=True,
+    help="Where rota answers.",
+)
+_json = click.option("--json", "as_json", is_flag=True, help="For programs.")
+
+
+@main.command()
+@click.option(
+    "-c", "--config", "path", type=_FILE, required=True, metavar="FILE", help="The configuration."
+)
+@click.option("--listen", metavar="HOST:PORT", help="Instead of the file's; port 0 = a free one.")
+@click.option("--open", "allow_open", is_flag=True, help="Let other machines in, without keys.")
+@click.option("--state", type=_FILE, metavar="DIR", help="Instead of the file's.")
+def serve(path: Path, listen: str | None, allow_open: bool, state: Path | None) -> None:
+    """Serve the models of FILE until a signal.
+
+    Runs in the foreground and logs to stderr. On SIGTERM or Ctrl-C it takes no new request,
+    answers the waiting, gives the running 10 s, ends every engine and leaves with 0; a second
+    signal ends it at once.
+    """
+    from rota.cli.serve import serve as run
+
+    run(path, listen=listen, allow_open=allow_open, state_dir=state)
+
+
+@main.command()
+@click.argument("path", type=_FILE, metavar="FILE")
+@_json
+def check(path: Path, as_json: bool) -> None:
+    """Say what FILE means, or everything that is wrong with it."""
+    from rota.cli.check import check as run
+
+    if not run(path, as_json=as_json):
+        raise click.exceptions.Exit(EXIT_FAILED)
+
+
+@main.command()
+@_url
+@_json
+def ps(url: str, as_json: bool) -> None:
+    """Show every model: its state, replicas, waiting requests, and what they wait for."""
+    from rota.cli.client import ps as run
+
+    run(url, as_json=as_json)
+
+
+@main.command()
+@click.argument("model")
+@_url
+@_json
+def load(model: str, url: str, as_json: bool) -> None:
+    """Load MODEL, making room if need be, and wait until it is ready.
+
+    Interrupting the wait does not call the load off; `rota unload` does.
+    """
+    from rota.cli.client import load as run
+
+    run(url, model, as_json=as_json)
+
+
+@main.command()
+@click.argument("model", required=False)
+@click.option("--all", "every", is_flag=True, help="Every model.")
+@click.option(
+    "--grace",
+    "grace_s",
+    type=click.FloatRange(0, 86_400),
+    metavar="SECONDS",
+    help="What running requests get before they are cut.  [default: 10]",
+)
+@_url
+@_json
+def unload(model: str | None, every: bool, grace_s: float | None, url: str, as_json: bool) -> None:
+    """Take MODEL down, or --all, and wait until its processes are gone."""
+    from rota.cli.client import unload as run
+
+    if (model is None) != every:
+        raise click.UsageError("name a model, or say --all")
+    run(url, model, grace_s=grace_s, as_json=as_json)
+
+
+@main.command()
+@click.option("--exit", "leave", is_flag=True, help="End when the story is told.")
+@click.option("--port", type=click.IntRange(0, 65_535), help="[default: 8080, or a free one]")
+@click.option("--state", type=_FILE, metavar="DIR", help="Where the demo keeps its files.")
+def demo(leave: bool, port: int | None, state: Path | None) -> None:
+    """Two real models take turns in a budget that holds only one of them."""
+    from rota.cli.demo import run_demo as run
+
+    run(leave=leave, port=port, state_dir=state)
