@@ -97,9 +97,10 @@ async def _read_body(receive: Receive, body_bytes_max: int) -> bytes:
     received = 0
     is_more = True
     try:
-        async with asyncio.timeout(None) as stall:
+        async with asyncio.timeout(UPLOAD_STALL_S_MAX) as stall:
             while is_more:
-                stall.reschedule(loop.time() + UPLOAD_STALL_S_MAX)
+                if pieces:
+                    stall.reschedule(loop.time() + UPLOAD_STALL_S_MAX)
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientGoneError

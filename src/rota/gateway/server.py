@@ -7,8 +7,8 @@ rota knows when that is.
 Against slow and vanished clients: the kernel ends a connection whose peer takes nothing for
 `STALL_S_MAX` (TCP_USER_TIMEOUT, inherited from the listening socket), so neither a stalled
 reader nor a machine that lost its power holds a slot for good; `intake` bounds the wait for a
-body. What uvicorn does not offer is a bound on the first request's head: a client that
-connects and never asks costs one idle socket until it leaves.
+body. What uvicorn does not offer is a bound on a request's head, neither on its size nor on
+the time it takes: a client that connects and never asks costs one idle socket until it leaves.
 """
 
 from __future__ import annotations
@@ -104,11 +104,11 @@ def bind(host: str, port: int) -> socket.socket:
     """A TCP socket bound to an address. Raises: ConfigError: it cannot be had."""
     where = f"{host}:{port}"
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"cannot listen on {where}: {error}", code="listen_failed") from error
+    # `localhost` is two addresses; every client tries the older one.
+    family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
