@@ -123,6 +123,7 @@ def test_it_counts_what_it_sees() -> None:
     with fake() as engine:
         body = {"model": "m", "long": "x" * 100_000}
         engine.post("/v1/chat/completions", body)
+        _until(lambda: engine.get("/stats")[1]["active"] == 0)  # a moment after its answer
         _, stats = engine.get("/stats")
     assert (stats["requests"], stats["active"], stats["active_max"]) == (1, 0, 1)
     assert stats["last_headers"]["x-test"] == "yes"
