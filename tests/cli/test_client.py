@@ -1,0 +1,216 @@
+"""The verbs that ask a running rota, without one.
+
+How: a small HTTP server on a free port answers what each test tells it to.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rota.cli import main
+
+READY = {
+    "name": "smol",
+    "state": "ready",
+    "scaling": {"kind": "on demand"},
+    "waiting": 0,
+    "reason": None,
+    "replicas": [
+        {
+            "id": "r1",
+            "phase": "ready",
+            "pid": 123,
+            "devices": ["cpu"],
+            "memory_mib": [600],
+            "in_flight": 0,
+            "idle_s": 75.0,
+            "why": "smol was not loaded",
+        }
+    ],
+}
+WAITING = {
+    "name": "big",
+    "aliases": ["large"],
+    "state": "waiting",
+    "scaling": {"kind": "on demand"},
+    "waiting": 3,
+    "reason": "waiting for smol to leave",
+    "eta_s": 90,
+    "replicas": [],
+}
+DEVICE = {"id": "cpu", "node": "local", "memory_mib": 1024, "used_mib": 600, "promised_mib": 0}
+STATUS = {"models": [READY, WAITING], "devices": [DEVICE]}
+
+
+class Fake(ThreadingHTTPServer):
+    """Answers `(status, body)` per path; what it was asked is in `asked`."""
+
+    daemon_threads = True
+
+    def __init__(self, answers: dict[str, tuple[int, object]]) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.answers = answers
+        self.asked: list[str] = []
+        self.may_load = threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        server = self.server
+        assert isinstance(server, Fake)
+        server.asked.append(f"{self.command} {self.path}")
+        if self.path.endswith("/status"):
+            server.may_load.set()
+        if "/load" in self.path:
+            server.may_load.wait(60)  # so that the status is seen first
+        status, body = server.answers[self.path.partition("?")[0]]
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_POST = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def fake(**answers: tuple[int, object]) -> Iterator[Fake]:
+    paths = {f"/rota/v1/{name.replace('__', '/')}": answer for name, answer in answers.items()}
+    with Fake(paths) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def run(server: Fake, *arguments: str) -> Result:
+    return CliRunner().invoke(main, [*arguments, "--url", server.url])
+
+
+def refusal(code: str, message: str) -> dict[str, object]:
+    return {"error": {"message": message, "code": code}}
+
+
+def test_ps() -> None:
+    with fake(status=(200, STATUS)) as server:
+        result = run(server, "ps")
+    assert result.exit_code == 0
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert lines[0][:4] == ["MODEL", "STATE", "SCALING", "REPLICA"]
+    assert " ".join(lines[1]) == (
+        "smol ready on demand r1 ready 123 cpu 600 MiB idle 1 min 15 s smol was not loaded"
+    )
+    assert " ".join(lines[2]) == "big waiting on demand 3 waiting for smol to leave"
+    assert " ".join(lines[3]) == "local/cpu: 600 MiB of 1 GiB used"
+
+
+def test_ps_for_programs() -> None:
+    with fake(status=(200, STATUS)) as server:
+        result = run(server, "ps", "--json")
+    assert json.loads(result.stdout) == STATUS
+
+
+def test_load_says_what_happens_on_the_way() -> None:
+    loaded = {"model": "big", "state": "ready", "replica": "r2"}
+    with fake(status=(200, STATUS), models__large__load=(200, loaded)) as server:
+        result = run(server, "load", "large")
+    assert result.exit_code == 0
+    assert server.asked[0] == "POST /rota/v1/models/large/load?wait=true"
+    assert result.stderr.startswith("large: waiting 0.")
+    assert result.stderr.endswith(", about 1 min 30 s to go: waiting for smol to leave\n")
+    assert result.stdout.startswith("big is ready (r2) after ")
+
+
+def test_load_for_programs_says_nothing_else() -> None:
+    loaded = {"model": "a/b", "state": "ready", "replica": "r2"}
+    with fake(**{"models__a%2Fb__load": (200, loaded)}) as server:
+        server.may_load.set()
+        result = run(server, "load", "a/b", "--json")
+    assert (json.loads(result.stdout), result.stderr) == (loaded, "")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "exit_code"),
+    [
+        (404, "model_not_found", 1),
+        (409, "model_off", 1),
+        (500, "model_failed", 1),
+        (503, "model_cooling", 1),
+        (503, "no_room", 3),
+        (503, "shutting_down", 3),
+        (429, "queue_full", 3),
+    ],
+)
+def test_load_is_refused(status: int, code: str, exit_code: int) -> None:
+    with fake(models__a__load=(status, refusal(code, "no\nlast words"))) as server:
+        server.may_load.set()
+        result = run(server, "load", "a", "--json")
+    assert (result.exit_code, result.stdout) == (exit_code, "")
+    assert result.stderr == "error: no\nerror: last words\n"
+
+
+def test_unload() -> None:
+    gone = {"model": "a", "state": "unloaded"}
+    with fake(models__a__unload=(200, gone), unload=(200, {**gone, "model": None})) as server:
+        assert run(server, "unload", "a", "--grace", "2.5").stdout == "a is down\n"
+        assert run(server, "unload", "--all").stdout == "every model is down\n"
+        assert json.loads(run(server, "unload", "a", "--json").stdout) == gone
+    assert server.asked == [
+        "POST /rota/v1/models/a/unload?wait=true&grace_s=2.5",
+        "POST /rota/v1/unload?wait=true",
+        "POST /rota/v1/models/a/unload?wait=true",
+    ]
+
+
+def test_nothing_answers() -> None:
+    with socket.socket() as taken:  # bound and not listening: refused for sure
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        result = CliRunner().invoke(main, ["ps"], env={"ROTA_URL": url})
+    assert result.exit_code == 4
+    assert result.stderr == (
+        f"error: no rota answers at {url} (connection refused); start one with `rota serve`, or "
+        "say where it is with --url or ROTA_URL\n"
+    )
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b"", b'"text"'])
+@pytest.mark.parametrize("status", [200, 404, 500])
+def test_something_else_answers(status: int, body: bytes) -> None:
+    with fake(status=(status, body)) as server:
+        result = run(server, "ps")
+    assert result.exit_code == 4
+    assert f"what answers at {server.url} is not rota (HTTP {status})" in result.stderr
+
+
+def test_it_goes_away_while_asked() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closing = threading.Thread(target=lambda: listener.accept()[0].close())
+        closing.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        result = CliRunner().invoke(main, ["unload", "a", "--url", url])
+        closing.join()
+    assert result.exit_code == 4
+    assert f"no rota answers at {url}" in result.stderr
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://[::1", "http://a:b", "http://ä"])
+def test_no_url(url: str) -> None:
+    result = CliRunner().invoke(main, ["ps", "--url", url])
+    assert result.exit_code == 1
+    assert "is not a URL like http://127.0.0.1:8080" in result.stderr
