@@ -111,12 +111,17 @@ def test_ps() -> None:
         result = run(server, "ps")
     assert result.exit_code == 0
     lines = [line.split() for line in result.stdout.splitlines()]
-    assert lines[0][:4] == ["MODEL", "STATE", "SCALING", "REPLICA"]
-    assert " ".join(lines[1]) == (
-        "smol ready on demand r1 ready 123 cpu 600 MiB idle 1 min 15 s smol was not loaded"
-    )
-    assert " ".join(lines[2]) == "big waiting on demand 3 waiting for smol to leave"
+    assert lines[0][:4] == ["MODEL", "STATE", "REPLICA", "PID"]
+    assert " ".join(lines[1]) == "smol ready r1 123 cpu 600 MiB idle 1 min 15 s"
+    assert " ".join(lines[2]) == "big waiting 3 waiting for smol to leave"
     assert " ".join(lines[3]) == "local/cpu: 600 MiB of 1 GiB used"
+
+
+def test_ps_shows_nothing_that_a_terminal_obeys() -> None:
+    odd = {**WAITING, "name": "[red]\x1b[2Jbig", "reason": "a\nb"}
+    with fake(status=(200, {"models": [odd], "devices": []})) as server:
+        result = run(server, "ps")
+    assert result.stdout.splitlines()[1].split() == ["[red]", "[2Jbig", "waiting", "3", "a", "b"]
 
 
 def test_ps_for_programs() -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from rota.node.memory import available_mib
 from tests.cli.support import model, run, served, wait_until_gone, write_config
 
 
@@ -30,7 +31,7 @@ def test_a_model_is_loaded_seen_and_unloaded(tmp_path: Path) -> None:
         loaded = run("load", "a", env=env)
         assert (loaded.returncode, loaded.stdout[:17]) == (0, "a is ready (r1) a")
         assert rota.model("a")["state"] == "ready"
-        assert " r1 ready " in run("ps", env=env).stdout
+        assert "ready  r1 " in run("ps", env=env).stdout
         assert run("load", "off", env=env).returncode == 1
 
         pids = rota.pids()
@@ -159,4 +160,44 @@ def test_what_will_not_fit_is_said(tmp_path: Path) -> None:
     with served(path) as rota:
         rota.wait_for(r"devices, as found: cpu ")
         rota.wait_for(r"WARNING rota: model a will not fit: it needs 921600 GiB")
+        assert rota.end() == 0
+
+
+def test_always_on_models_that_do_not_fit_what_is_found(tmp_path: Path) -> None:
+    half = f"{available_mib() * 2 // 3}MiB"
+    always = [model(name, memory=half, scaling="{min: 1}") for name in "ab"]
+    path = write_config(tmp_path, "".join(always))
+    path.write_text(path.read_text().replace("devices: {cpu: {memory: 1000MiB}}\n", ""))
+    with served(path) as rota:
+        rota.wait_for(r"models that always run will not fit together: a, b")
+        assert rota.end() == 0
+
+
+def test_a_state_directory_of_no_use(tmp_path: Path) -> None:
+    path = write_config(tmp_path, model("a"))
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "logs").touch()
+    done = run("serve", "--config", str(path))
+    assert done.returncode == 1
+    assert f"error: cannot use the state directory {tmp_path / 'state'}: " in done.stderr
+
+
+def test_an_engines_words_stay_in_their_line(tmp_path: Path) -> None:
+    script = tmp_path / "bad.sh"
+    script.write_text("printf 'one\\033[2J\\ntwo\\n'; exit 3\n")
+    path = write_config(
+        tmp_path, f'  a: {{cmd: "sh {script} ${{PORT}}", memory: 1MiB, scaling: {{max: 1}}}}\n'
+    )
+    with served(path) as rota:
+        done = run("load", "a", "--url", rota.url)
+        assert done.returncode == 1
+        assert "\x1b" not in done.stderr
+        assert rota.end() == 0
+        assert not [line for line in rota.lines if "\x1b" in line or line.startswith("two")]
+
+
+def test_ipv6(tmp_path: Path) -> None:
+    with served(write_config(tmp_path, model("a")), "--listen", "[::1]:0") as rota:
+        assert rota.url.startswith("http://[::1]:")
+        assert rota.model("a")["state"] == "cold"
         assert rota.end() == 0

@@ -8,6 +8,7 @@ from typing import Any, assert_never
 
 import click
 
+from rota.cli.text import printable
 from rota.config import load
 from rota.config.complaints import InvalidConfig
 from rota.config.fit import needs_of
@@ -41,7 +42,7 @@ def _refuse(invalid: InvalidConfig, *, as_json: bool) -> None:
         click.echo(json.dumps(answer, indent=2))
         return
     for line in invalid.message.splitlines():
-        click.echo(f"error: {line}", err=True)
+        click.echo(f"error: {printable(line)}", err=True)
     count = len(invalid.problems)
     click.echo(f"{count} {'problem' if count == 1 else 'problems'}", err=True)
 
@@ -56,7 +57,7 @@ def _say(config: Config) -> None:
         for n, model in enumerate(models):
             click.echo(f"{kind if n == 0 else '':<11}{model.name}: {_say_model(model)}")
     for warning in config.warnings:
-        click.echo(f"warning: {warning}", err=True)
+        click.echo(f"warning: {printable(warning)}", err=True)
 
 
 def say_devices(config: Config) -> str:

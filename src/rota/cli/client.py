@@ -15,10 +15,13 @@ from contextlib import suppress
 import click
 
 from rota.cli.admin import Admin, Json, Pending
+from rota.cli.text import printable
 from rota.config.units import show_mib
 from rota.errors import RotaError
 
 LOOK_EVERY_S = 0.2
+
+Look = tuple[str, str, float | None]  # a model's state, what it waits for, seconds to go
 
 
 def ps(url: str, *, as_json: bool) -> None:
@@ -30,37 +33,42 @@ def ps(url: str, *, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    # Into a file or pipe, lines are as long as they are; a terminal wraps its cells.
+    # Into a file or pipe, lines are as long as they are; a terminal folds the last column.
     console = Console(width=None if sys.stdout.isatty() else 1_000)
-    head = ("MODEL", "STATE", "SCALING", "REPLICA", "PID", "DEVICES", "MEMORY", "BUSY", "WAITING")
-    table = Table(*head, "WHY", box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("MODEL", "STATE", "REPLICA", "PID", "DEVICES", "MEMORY", "BUSY", "WAITING"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("WHY", overflow="fold")
     for row in _rows(status):
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     console.print(table, markup=False, highlight=False)
     for device in status["devices"]:
         console.print(_say_device(device), markup=False, highlight=False)
 
 
 def _rows(status: Json) -> Iterator[tuple[str, ...]]:
+    """A row per replica, or one for a model without any."""
     for model in status["models"]:
-        name = (model["name"], model["state"], model["scaling"]["kind"])
-        waiting, why = str(model["waiting"] or ""), model.get("reason") or ""
+        waiting, reason = str(model["waiting"] or ""), model.get("reason") or ""
         if not model["replicas"]:
-            yield (*name, "", "", "", "", "", waiting, why or model.get("last_failure") or "")
-        for replica in model["replicas"]:
-            yield (*name, *_replica_cells(replica), waiting, why or replica.get("why") or "")
-            name, waiting, why = ("", "", ""), "", ""
+            why = reason or model.get("last_failure") or ""
+            yield (model["name"], model["state"], "", "", "", "", "", waiting, why)
+        for n, replica in enumerate(model["replicas"]):
+            name = model["name"] if n == 0 else ""
+            is_settled = replica["phase"] == "ready"
+            why = reason or ("" if is_settled else replica.get("why") or "")
+            yield (name, replica["phase"], *_replica_cells(replica), waiting, why)
+            waiting, reason = "", ""
 
 
 def _replica_cells(replica: Json) -> tuple[str, ...]:
     idle_s = replica["idle_s"]
-    busy = f"idle {_say_seconds(idle_s)}" if idle_s is not None else str(replica["in_flight"])
     return (
-        f"{replica['id']} {replica['phase']}",
+        replica["id"],
         str(replica["pid"] or ""),
         ", ".join(replica["devices"]),
         " + ".join(show_mib(mib) for mib in replica["memory_mib"]),
-        busy,
+        f"idle {_say_seconds(idle_s)}" if idle_s is not None else str(replica["in_flight"]),
     )
 
 
@@ -77,10 +85,8 @@ def load(url: str, model: str, *, as_json: bool) -> None:
     began_s = time.monotonic()
     pending = admin.load(model)
     if not as_json:
-        if sys.stderr.isatty():
-            _watch_on_terminal(admin, model, pending, began_s)
-        else:
-            _watch_in_lines(admin, model, pending, began_s)
+        watch = _watch_on_terminal if sys.stderr.isatty() else _watch_in_lines
+        watch(admin, model, pending, began_s)
     answer = pending.result()
     if as_json:
         click.echo(json.dumps(answer))
@@ -95,26 +101,28 @@ def _watch_on_terminal(admin: Admin, model: str, pending: Pending, began_s: floa
 
     with Console(stderr=True).status(Text(f"{model}: asked for")) as line:
         while not pending.is_answered(LOOK_EVERY_S):
-            line.update(Text(_say_progress(admin, model, time.monotonic() - began_s)))
+            look = _look(admin, model)
+            line.update(Text(_say_progress(model, look, time.monotonic() - began_s)))
 
 
 def _watch_in_lines(admin: Admin, model: str, pending: Pending, began_s: float) -> None:
-    said = None
+    said: tuple[str, str] | None = None
     while not pending.is_answered(LOOK_EVERY_S):
-        state, reason, _ = _look(admin, model)
-        if (state, reason) != said:
-            said = (state, reason)
-            click.echo(_say_progress(admin, model, time.monotonic() - began_s), err=True)
+        look = _look(admin, model)
+        if look[:2] != said:
+            said = look[:2]
+            click.echo(_say_progress(model, look, time.monotonic() - began_s), err=True)
 
 
-def _say_progress(admin: Admin, model: str, elapsed_s: float) -> str:
+def _say_progress(model: str, look: Look, elapsed_s: float) -> str:
     """`model: loading 3.2 s, about 1.5 s to go: evicting smol`."""
-    state, reason, eta_s = _look(admin, model)
+    state, reason, eta_s = look
     to_go = f", about {_say_seconds(eta_s)} to go" if eta_s is not None else ""
-    return f"{model}: {state} {_say_seconds(elapsed_s)}{to_go}" + (f": {reason}" if reason else "")
+    why = f": {reason}" if reason else ""
+    return printable(f"{model}: {state} {_say_seconds(elapsed_s)}{to_go}{why}")
 
 
-def _look(admin: Admin, model: str) -> tuple[str, str, float | None]:
+def _look(admin: Admin, model: str) -> Look:
     """A model's state, what it waits for, and for how long; vague when rota does not say."""
     with suppress(RotaError, KeyError, TypeError):
         for entry in admin.status()["models"]:

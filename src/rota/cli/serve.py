@@ -13,18 +13,20 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rota.cli.check import kind_of
+from rota.cli.text import OneLine
 from rota.cluster.local import LocalCluster
 from rota.config import load
 from rota.config.fit import fits, needs_of, want_of
 from rota.config.units import show_mib
 from rota.config.values import Config
 from rota.controller import Controller
+from rota.core.types import Model
+from rota.errors import ConfigError
 from rota.gateway.app import App
 from rota.gateway.server import bind, loop_factory, settled_memory
 from rota.gateway.server import serve as serve_app
@@ -76,13 +78,28 @@ async def running(config: Config) -> AsyncIterator[Running]:
     with contextlib.closing(listener):
         config = replace(config, port=listener.getsockname()[1])
         with StateLock(config.state_dir, f"{config.host}:{config.port}"):
-            async with Controller(config, LocalCluster(config)) as controller:
+            async with _controlled(config) as controller:
                 app = App(controller)
                 async with serve_app(app, config, listener=listener) as server:
                     try:
                         yield Running(controller, server.url)
                     finally:
                         await controller.shutdown(grace_ms=DRAIN_MS)
+
+
+@contextlib.asynccontextmanager
+async def _controlled(config: Config) -> AsyncIterator[Controller]:
+    """A controller over this machine. Raises ConfigError: its state directory is of no use."""
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            controller = Controller(config, LocalCluster(config))
+            await stack.enter_async_context(controller)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot use the state directory {config.state_dir}: {error.strerror}",
+                code="state_unusable",
+            ) from error
+        yield controller
 
 
 def end_on_signal() -> asyncio.Event:
@@ -105,12 +122,11 @@ def end_on_signal() -> asyncio.Event:
 
 def log_to_stderr() -> None:
     """One line per effect on stderr."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.INFO,
-        format="%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        OneLine("%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
     )
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def _say_what_is_served(controller: Controller) -> None:
@@ -122,8 +138,17 @@ def _say_what_is_served(controller: Controller) -> None:
     where = ", ".join(f"{device} {show_mib(mib)}" for device, mib in totals.items())
     log.info("devices, %s: %s", "as stated" if config.devices else "as found", where)
     for entry in config.models.values():
-        kind = kind_of(entry)
-        log.info("model %s: %s", entry.name, kind)
-        # For stated devices the file's own warnings have said so.
-        if not config.devices and kind != "off" and not fits([want_of(entry.model)], totals):
-            log.warning("model %s will not fit: it needs %s", entry.name, needs_of(entry.model))
+        log.info("model %s: %s", entry.name, kind_of(entry))
+    if not config.devices:  # else the file's own warnings have said so
+        _say_what_will_not_fit([entry.model for entry in config.models.values()], totals)
+
+
+def _say_what_will_not_fit(models: list[Model], totals: dict[str, int]) -> None:
+    served = [model for model in models if not model.is_external and not model.scaling.is_off]
+    for model in served:
+        if not fits([want_of(model)], totals):
+            log.warning("model %s will not fit: it needs %s", model.name, needs_of(model))
+    always = [model for model in served for _ in range(model.scaling.min)]
+    if not fits([want_of(model) for model in always], totals):
+        names = ", ".join(sorted({model.name for model in always}))
+        log.warning("models that always run will not fit together: %s", names)

@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from rota import __version__
+from rota.cli.text import printable
 from rota.errors import CapacityError, RotaError
 
 EXIT_FAILED = 1  # a mistake in the file, a model that cannot run
@@ -28,7 +29,7 @@ class _Verbs(click.Group):
             return super().invoke(ctx)
         except RotaError as error:
             for line in error.message.splitlines() or [error.code]:
-                click.echo(f"error: {line}", err=True)
+                click.echo(f"error: {printable(line)}", err=True)
             ctx.exit(_exit_code(error))
 
 
@@ -117,7 +118,7 @@ def ps(url: str, as_json: bool) -> None:
 def load(model: str, url: str, as_json: bool) -> None:
     """Load MODEL, making room if need be, and wait until it is ready.
 
-    Interrupting the wait does not call the load off; `rota unload` does.
+    Interrupting the wait does not call the load off: `rota unload` does.
     """
     from rota.cli.client import load as run
 
