@@ -422,7 +422,7 @@ def test_what_may_be_wrong_with_a_command(tmp_path: Path) -> None:
         f"3: there is no folder {tmp_path}/nowhere",
         "4: no shell runs the command: `&&` is handed to it as a word; use sh -c '…'",
         "5: `d` states no `memory`, so it takes its device whole and shares it with nothing",
-        "5: more replicas than `min` (on demand: than one) are not started yet",
+        "5: 1 of `max` 2 replicas run for now",
     ]
 
 
@@ -556,3 +556,16 @@ def test_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert loaded(tmp_path, text).state_dir == Path("/home/me/.local/state/rota")
     assert loaded(tmp_path, text + "\nstate: ~/s").state_dir == Path("/home/me/s")
     assert loaded(tmp_path, text, state_dir=Path("/told")).state_dir == Path("/told")
+
+
+def test_no_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> Path:
+        raise RuntimeError
+
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nobody)
+    text = "models: {a: {url: http://far:1}}"
+    assert complaints(tmp_path, text) == [
+        "0:0: there is no home folder; say where to keep state (`state:` or --state)"
+    ]
+    assert loaded(tmp_path, text, state_dir=tmp_path).state_dir == tmp_path

@@ -25,6 +25,7 @@ import click
 from rota.cli.serve import Running, end_on_signal, running
 from rota.cli.text import OneLine, printable
 from rota.config import load
+from rota.config.loading import state_home
 from rota.config.units import show_mib
 from rota.config.values import Config
 from rota.errors import ConfigError, ReplicaError
@@ -77,7 +78,7 @@ def run_demo(*, leave: bool, port: int | None, state_dir: Path | None) -> None:
     Raises:
         ConfigError: a package of the demo is missing, or the port or the folder is taken.
     """
-    state_dir = (state_dir or _default_state_dir()).absolute()
+    state_dir = (state_dir or state_home() / "rota-demo").absolute()
     config = _write_config(state_dir, _choose_port(port))
     _log_to(state_dir / "rota.log")
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -85,11 +86,6 @@ def run_demo(*, leave: bool, port: int | None, state_dir: Path | None) -> None:
 
 
 # --- the stage ------------------------------------------------------------------------------
-
-
-def _default_state_dir() -> Path:
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(home) / "rota-demo"
 
 
 def _choose_port(port: int | None) -> int:

@@ -176,7 +176,8 @@ class ModelReader:
             )
         if "/" in program and "${" not in program:
             words[0] = program = str(resolve(cwd, program))
-        if "${" not in program and shutil.which(program) is None:
+        path = self.entry.env.get("PATH")
+        if "${" not in program and shutil.which(program, path=path) is None:
             self._warn(f"there is no command {program}", "cmd")
         return tuple(words)
 
@@ -296,10 +297,8 @@ class ModelReader:
             place = self.document.value_place(*where, "scaling", "min")
             self.complaints.problem(place, f"`min` {low} is over `max` {high}")
             return None
-        if high > 1:
-            self._warn(
-                "more replicas than `min` (on demand: than one) are not started yet", "scaling"
-            )
+        if high > max(low, 1):
+            self._warn(f"{max(low, 1)} of `max` {high} replicas run for now", "scaling")
         idle = default.idle_timeout if own.idle_timeout is None else own.idle_timeout
         return Scaling(low, high, IDLE_TIMEOUT_MS if idle is None else idle)
 

@@ -22,6 +22,7 @@ from rota.config.fit import fits, needs_of, want_of
 from rota.config.units import show_mib
 from rota.config.values import CommandEngine, Config, DeviceConfig, ModelConfig, UrlEngine
 from rota.core.types import Model
+from rota.errors import ConfigError
 
 
 def load(path: Path, *, listen: str | None, state_dir: Path | None, allow_open: bool) -> Config:
@@ -36,19 +37,35 @@ def load(path: Path, *, listen: str | None, state_dir: Path | None, allow_open: 
     reader.check_names()
     reader.check_ports(models, host, port)
     reader.check_room(models, devices)
+    state_dir = state_dir or reader.state_dir()
     complaints.raise_if_any()
     return Config(
         host=host,
         port=port,
         models=models,
         devices=devices,
-        state_dir=state_dir or reader.state_dir(),
+        state_dir=state_dir,
         queue_bytes_max=keys.queue_bytes_max,
         body_bytes_max=keys.body_bytes_max,
         allow_open=allow_open,
         path=path,
         warnings=complaints.warning_lines(),
     )
+
+
+def state_home() -> Path:
+    """Where programs keep their state (XDG base directories).
+
+    Raises:
+        ConfigError: whoever runs this has no home folder, as in some containers.
+    """
+    try:
+        return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    except RuntimeError as error:
+        raise ConfigError(
+            "there is no home folder; say where to keep state (`state:` or --state)",
+            code="no_home",
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +78,14 @@ class _Reader:
     folder: Path
 
     def state_dir(self) -> Path:
+        """The file's, else rota's own; complains where there is no home folder to have it in."""
         if self.keys.state is not None:
             return self._path(self.keys.state)
-        home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-        return Path(home) / "rota"
+        try:
+            return state_home() / "rota"
+        except ConfigError as error:
+            self.complaints.problem(Place(), error.message)
+            return self.folder
 
     def listen(self, override: str | None, *, allow_open: bool) -> tuple[str, int]:
         """Where to listen; complains about what is not an address or is open to others."""

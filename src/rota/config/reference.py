@@ -48,8 +48,8 @@ _AFTER_SCALING = """\
 | `{min: n, max: m}` | n always, up to m; n over m is a mistake |
 | `{idle_timeout: t}` | `min` and `max` as in `defaults`; with none there, off, with a warning |
 
-Up to `max` is accepted and not acted on yet: an on-demand model runs one replica, an always-on
-one `min`.
+A `max` above `min` is accepted and not acted on yet: a model on demand runs one replica, one that
+always runs `min` of them. A warning says so.
 """
 
 _AFTER_MODELS = """\

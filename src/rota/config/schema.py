@@ -105,7 +105,7 @@ def _some_text(text: str) -> str:
     return text
 
 
-# What a value can be. The `| None` is for "not stated": a key that stands without a value
+# What a value can be. The `| None` is for "not stated"; a key that stands there without a value
 # reaches the reader, which refuses it.
 Text = Annotated[str | None, _reader(_some_text, "text")]
 AnyText = Annotated[str, _reader(str, "text")]
@@ -114,7 +114,8 @@ Texts = Annotated[
 ]
 TextMap = Annotated[dict[str, AnyText], BeforeValidator(_mapping)]
 Truth = Annotated[bool, _reader(units.truth, "true or false")]
-Duration = Annotated[int | None, _reader(units.duration_ms, "a duration")]
+Duration = Annotated[int, _reader(units.duration_ms, "a duration")]
+MaybeDuration = Annotated[int | None, _reader(units.duration_ms, "a duration")]
 SomeDuration = Annotated[int, _reader(_positive_duration, "a duration")]
 Footprint = Annotated[int | None, _reader(_mib_up, "an amount of memory")]
 Budget = Annotated[int, _reader(_mib_down, "an amount of memory")]
@@ -160,7 +161,7 @@ class ScalingKeys(Keys):
     max: Annotated[int | None, _whole(0, 1000)] = key(
         "number", "Replicas at most; 0 = off.", shown="`min`"
     )
-    idle_timeout: Duration = key(
+    idle_timeout: MaybeDuration = key(
         "duration",
         "A replica above `min` steps down after this long without use; 0 = never.",
         shown="10m",
@@ -181,15 +182,15 @@ class SharedKeys(Keys):
     queue_max: Annotated[int, _whole(0, 1_000_000)] = key(
         "number", "Requests that may wait for the model; over it 429 `queue_full`.", "1000"
     )
-    queue_wait: Annotated[int, _reader(units.duration_ms, "a duration")] = key(
+    queue_wait: Duration = key(
         "duration", "How long a request waits for a slot; past it 429 `model_busy`.", "10m"
     )
-    activation_wait: Annotated[int, _reader(units.duration_ms, "a duration")] = key(
+    activation_wait: Duration = key(
         "duration",
         "How long a request holds its connection for a load; past it 503 with `Retry-After`.",
         "45s",
     )
-    patience: Annotated[int, _reader(units.duration_ms, "a duration")] = key(
+    patience: Duration = key(
         "duration",
         "How long a waiting request lets others keep a busy replica to themselves.",
         "5m",
@@ -197,7 +198,7 @@ class SharedKeys(Keys):
     start_timeout: SomeDuration = key(
         "duration", "A replica that is not ready by then is ended, and its start has failed.", "5m"
     )
-    stop_grace: Annotated[int, _reader(units.duration_ms, "a duration")] = key(
+    stop_grace: Duration = key(
         "duration", "Between asking an engine to end and killing its process group.", "10s"
     )
 
