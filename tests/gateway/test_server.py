@@ -31,7 +31,7 @@ from tests.gateway.fakes import (
     make_config,
 )
 from tests.gateway.test_client import settled
-from tests.gateway.wire import CHAT, ask, chat, connect, request_bytes
+from tests.gateway.wire import CHAT, HANG_S, ask, chat, connect, request_bytes
 
 
 def app_for(config: Config) -> App:
@@ -148,7 +148,7 @@ async def test_upload_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -
         await wire.write(request_bytes("POST", CHAT, headers={"content-length": "100"}) + b"{")
         assert (await wire.read_head()).status == 408
         assert (await wire.read_body()).json()["error"]["code"] == "request_timeout"
-        assert await asyncio.wait_for(wire.reader.read(), 20) == b""
+        assert await asyncio.wait_for(wire.reader.read(), HANG_S) == b""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the bound is Linux's")
@@ -167,7 +167,7 @@ async def test_idle_connections_do_not_delay_the_end() -> None:
     async with start_gateway(answering(b"")) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         await ask(gateway.port, "GET", "/health")
-    assert await asyncio.wait_for(reader.read(), 20) == b""
+    assert await asyncio.wait_for(reader.read(), HANG_S) == b""
     writer.close()
     await writer.wait_closed()
 

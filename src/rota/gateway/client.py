@@ -34,7 +34,7 @@ from rota.engines.base import Endpoint
 Headers = list[tuple[bytes, bytes]]
 
 CONNECT_S_MAX = 5.0  # a machine that is there answers a SYN in far less, from anywhere
-BUFFER_MAX = 256 * 1024  # of an answer, unread by us; then the socket is paused
+BUFFER_MAX = 64 * 1024  # of an answer, unread by us; then the socket is paused
 HEAD_MAX = 64 * 1024  # of an answer's head, interim answers included; nginx: 32 KiB
 WRITE_MAX = 64 * 1024  # a request up to this size goes out in one write
 IDLE_S_MAX = 60.0  # a kept connection older than this is not trusted: a NAT may have lost it
