@@ -182,7 +182,9 @@ async def test_a_stop_ends_grandchildren_too(tmp_path: Path, kind: str) -> None:
         assert not any(one.is_left() for one in everyone)
 
 
-async def test_one_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
+async def test_one_that_ignores_sigterm_is_killed_after_its_grace(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     # case Z3
     async with scene(tmp_path, model("a", fake("--ignore-sigterm"))) as it:
         replica = await it.up("a")
@@ -190,6 +192,7 @@ async def test_one_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path
         it.stop(replica, grace_ms=100)
         assert await it.stopped() == ReplicaStopped(replica, StopCause.ASKED)
         assert not any(one.is_left() for one in everyone)
+    assert "a-1 did not end in 0.1 s: killed" in caplog.text
 
 
 async def test_a_grace_is_granted_to_those_who_use_it(tmp_path: Path) -> None:
@@ -197,10 +200,10 @@ async def test_a_grace_is_granted_to_those_who_use_it(tmp_path: Path) -> None:
 import os, signal, sys, time
 def end(*_):
     time.sleep(0.2)
-    print("put away", flush=True)
+    os.write(1, b"put away\\n")
     os._exit(0)
 signal.signal(signal.SIGTERM, end)
-print("up", flush=True)
+os.write(1, b"up\\n")
 time.sleep(60)
 """
     async with scene(tmp_path, model("a", script(text, ready=None))) as it:

@@ -72,10 +72,12 @@ class Gone:
 
     Args:
         seen: the guard said so; False = the guard itself was lost.
+        forced: it took SIGKILL.
         left: what even SIGKILL did not end.
     """
 
     seen: bool
+    forced: bool = False
     left: tuple[int, ...] = ()
 
 
@@ -159,8 +161,8 @@ class Child(asyncio.Protocol):
                 assert number is None or isinstance(number, int)
                 lines = tuple(_shown(line) for line in tail.split("\n"))
                 _settle(self.exited, Exit(code, number, lines))
-            case {"kind": "gone", "left": list(left)}:
-                _settle(self.gone, Gone(seen=True, left=tuple(left)))
+            case {"kind": "gone", "forced": bool(forced), "left": list(left)}:
+                _settle(self.gone, Gone(seen=True, forced=forced, left=tuple(left)))
             case _:
                 raise AssertionError(said)
 

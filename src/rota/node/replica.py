@@ -225,6 +225,8 @@ class Replica:
             child.abandon()
             await asyncio.wait([child.gone])
         gone = child.gone.result()
+        if gone.forced and grace_ms:
+            _log.warning("replica %s did not end in %g s: killed", self.id, grace_ms / 1000)
         if not gone.seen or gone.left:
             mark = self._records.mark(self.id)
             left = await asyncio.to_thread(processes.end_all, lambda: processes.marked(mark))
@@ -276,22 +278,21 @@ async def _unless(end: asyncio.Future[Any], work: Coroutine[Any, Any, _Result]) 
         if not task.done():
             task.cancel()
             await asyncio.wait([task])
-    if end.done():
-        _ = task.cancelled() or task.exception()  # seen, and of no interest any more
-        return None
-    return task.result()
+        _ = task.cancelled() or task.exception()  # seen: asyncio is not to complain of it
+    return None if end.done() else task.result()
 
 
 async def _reach(engine: UrlEngine) -> Endpoint:
     """Ask a server that someone else runs, once. Raises _CannotStart, never for good."""
-    endpoint = endpoint_of(engine)
-    answer = await probe(endpoint, engine.ready, timeout_s=URL_TIMEOUT_S)
+    at = endpoint_of(engine)
+    where = f"{at.scheme}://{at.host}:{at.port}{at.base_path}"  # not the URL: it may hold a key
+    answer = await probe(at, engine.ready, timeout_s=URL_TIMEOUT_S)
     if not answer.connected:
-        raise _CannotStart(StopCause.REFUSED, f"does not answer at {engine.url}")
+        raise _CannotStart(StopCause.REFUSED, f"does not answer at {where}")
     if engine.ready is not None and answer.status != 200:
         said = f"answers {answer.status}" if answer.status else "does not answer"
-        raise _CannotStart(StopCause.REFUSED, f"is not ready: {engine.url}{engine.ready} {said}")
-    return endpoint
+        raise _CannotStart(StopCause.REFUSED, f"is not ready: {where}{engine.ready} {said}")
+    return at
 
 
 def _require(files: Iterable[Path]) -> None:
