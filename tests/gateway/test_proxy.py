@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -626,6 +627,14 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         for body in bodies:
             await wire.read_head()
             assert (await wire.read_body()).body == body
+
+
+@pytest.mark.parametrize("base", ["", "/v1", "/api", "/api/v1"])
+async def test_engine_s_url_may_end_in_v1(base: str) -> None:
+    async with start_gateway(answering(b"{}")) as gateway:
+        gateway.controller.endpoint = replace(gateway.engine.endpoint, base_path=base)
+        await ask(gateway.port, "POST", CHAT, chat())
+        assert gateway.engine.requests[0].target == base.removesuffix("/v1") + CHAT
 
 
 async def test_query_passes_byte_for_byte() -> None:

@@ -1,0 +1,1 @@
+"""The HTTP side: what clients meet, and the way to the engines behind it."""

@@ -218,7 +218,10 @@ class _Call:
         """Send the request on. Its body is let go of once the answer has begun."""
         body, intake.body = intake.body, b""
         query = self._scope["query_string"].decode("latin-1")  # as it came, byte for byte
-        target = self._scope["path"] + (f"?{query}" if query else "")
+        path: str = self._scope["path"]
+        if grant.endpoint.base_path.endswith("/v1"):  # a URL as SDKs want it
+            path = path.removeprefix("/v1")
+        target = f"{path}?{query}" if query else path
         headers = _end_to_end(self._scope["headers"], _NOT_SENT)
         return await self._client.send(grant.endpoint, "POST", target, headers, body)
 
