@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import socket
@@ -92,10 +93,10 @@ async def serve(
     finally:
         listening.cancel()
         server.leave()
-        await asyncio.shield(_end(server, running, app))
+        await asyncio.shield(_end(running, app))
 
 
-async def _end(server: _Server, running: asyncio.Task[None], app: App) -> None:
+async def _end(running: asyncio.Task[None], app: App) -> None:
     await running
     await app.close()
 
@@ -120,7 +121,7 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        holder = _holder_of(port)
+        holder = _holder_of(port) if error.errno == errno.EADDRINUSE else None
         by = f"; {holder} listens there" if holder else ""
         raise ConfigError(
             f"cannot listen on {where}: {error.strerror}{by}", code="listen_failed"
