@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rota.engines.base import Endpoint
@@ -26,8 +27,18 @@ class Answer:
     status: int | None = None
 
 
-async def probe(endpoint: Endpoint, path: str | None, *, timeout_s: float) -> Answer:
-    """GET `path`, or only connect when it is None. Never raises, never outlasts `timeout_s`."""
+async def probe(
+    endpoint: Endpoint,
+    path: str | None,
+    *,
+    timeout_s: float,
+    on_connect: Callable[[], None] = lambda: None,
+) -> Answer:
+    """GET `path`, or only connect when it is None. Never raises, never outlasts `timeout_s`.
+
+    Args:
+        on_connect: called as soon as it is connected, for a caller who may not hear the end.
+    """
     connected = False
     writer: asyncio.StreamWriter | None = None
     try:
@@ -35,6 +46,7 @@ async def probe(endpoint: Endpoint, path: str | None, *, timeout_s: float) -> An
             tls = ssl.create_default_context() if endpoint.scheme == "https" else None
             reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port, ssl=tls)
             connected = True
+            on_connect()
             if path is None:
                 return Answer(connected)
             writer.write(

@@ -201,7 +201,12 @@ class Replica:
         begun = clock()
         first = True
         while True:
-            self._met = await probe(endpoint, child.launch.ready, timeout_s=PROBE_TIMEOUT_S)
+            self._met = await probe(
+                endpoint,
+                child.launch.ready,
+                timeout_s=PROBE_TIMEOUT_S,
+                on_connect=self._note_connection,
+            )
             if self._met.connected and (first or self._met.status == 200):
                 first = False
                 foreign = await asyncio.to_thread(
@@ -213,6 +218,9 @@ class Replica:
                 return
             delay_s = PROBE_SHARE * (clock() - begun)
             await asyncio.sleep(min(max(delay_s, PROBE_EVERY_S_MIN), PROBE_EVERY_S_MAX))
+
+    def _note_connection(self) -> None:
+        self._met = Answer(connected=True)
 
     async def _end(self, grace_ms: int) -> None:
         """End its process, if it has one, and return when nothing of it is left."""
