@@ -242,8 +242,9 @@ async def _ask(client: AsyncOpenAI, chat: Chat) -> None:
     click.echo(f"  {_say_wait(raw.headers)}")
     click.echo("  ", nl=False)
     async for chunk in raw.parse():
-        if chunk.choices and chunk.choices[0].delta.content:
-            click.secho(chunk.choices[0].delta.content, fg="cyan", nl=False)
+        text = chunk.choices[0].delta.content if chunk.choices else None
+        lines = [printable(line) for line in (text or "").split("\n")]
+        click.secho("\n  ".join(lines), fg="cyan", nl=False)
     click.echo()
 
 

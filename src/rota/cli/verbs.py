@@ -15,8 +15,8 @@ from rota import __version__
 from rota.cli.text import printable
 from rota.errors import CapacityError, RotaError
 
+# 2 is click's own: wrong usage.
 EXIT_FAILED = 1  # a mistake in the file, a model that cannot run
-EXIT_USAGE = 2  # click's own
 EXIT_NOT_NOW = 3  # no room, or not yet: the same command may work later
 EXIT_NO_ANSWER = 4  # no rota answers there
 
