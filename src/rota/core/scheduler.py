@@ -218,6 +218,7 @@ class Scheduler:
             return None
         demand.is_held_down = False
         self._note_missing(demand)
+        self._touch(demand)
         return demand
 
     def _cancelled(self, request: RequestId) -> None:
@@ -327,6 +328,7 @@ class Scheduler:
         self._give_up(demand, code)
         demand.is_held_down = True
         demand.missing_since_ms = None
+        self._is_room_stale = True  # what `min` kept is on its way out
         is_by_hand = code is RefusalCode.MODEL_UNLOADED
         for replica in [r for r in demand.replicas.values() if not r.is_leaving]:
             replica.stop_why = "unloaded by hand" if is_by_hand else "rota is ending"
@@ -461,6 +463,7 @@ class Scheduler:
     ) -> None:
         entry.presence = presence
         entry.forget_ms = forget_ms
+        self._is_room_stale |= entry.is_owed
         entry.is_owed = False
         self._touch(demand)
         # Bounded like the queue: the latest to go loses its place.
@@ -658,6 +661,7 @@ class Scheduler:
         self.state.ledger.book(replica.id, placement)
         self._note_missing(demand)
         self._effects.append(Start(replica.id, demand.model.name, placement, replica.why))
+        self._is_room_stale |= demand.model.scaling.is_always  # it may leave no room at all (10)
         self._touch(demand)
 
     def _stop(self, replica: Replica, why: str) -> None:
@@ -700,6 +704,7 @@ class Scheduler:
 
     def _enqueue(self, demand: Demand, entry: Entry) -> None:
         entry.presence = Presence.WAITING
+        self._is_room_stale |= entry.is_owed  # who was kept for it may leave after it
         entry.is_owed = False
         demand.add(entry)
         demand.review_ms = min(demand.review_ms, self._deadline_ms(demand, entry))

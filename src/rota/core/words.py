@@ -36,7 +36,8 @@ def eta_ms(state: State, demand: Demand) -> int | None:
         return None
     loading = [r.phase_since_ms for r in demand.replicas.values() if r.phase is Phase.STARTING]
     if loading:
-        return max(0, min(loading) + demand.load_ms - state.now_ms)
+        # One that is late is expected to be late by as much again.
+        return abs(min(loading) + demand.load_ms - state.now_ms)
     if demand.promise is not None and not demand.promise.is_barrier:
         return STOP_MS_EXPECTED + demand.load_ms
     return None
@@ -112,7 +113,9 @@ def refusal(state: State, demand: Demand, code: RefusalCode, request: RequestId)
             text = f"{name} failed and is tried again later. {_last_words(demand)}"
         case RefusalCode.QUEUE_FULL:
             retry_ms = retry_after_ms(state, demand, request)
-            text = f"The queue of {name} is full ({len(demand.waiting)} requests wait)."
+            full = f"The queue of {name} is full ({len(demand.waiting)} requests wait)."
+            heavy = f"The requests that wait hold {state.queue_bytes >> 20} MiB, which is the most."
+            text = full if len(demand.waiting) >= demand.model.queue_max else heavy
         case RefusalCode.MODEL_BUSY:
             retry_ms = retry_after_ms(state, demand, request)
             text = f"{name} had no free slot in the time this request could wait."

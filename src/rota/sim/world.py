@@ -1,0 +1,160 @@
+"""A random world for a simulation: devices, a catalog, callers, and what goes wrong.
+
+Each seed draws which features it has at all before it draws how much of them (swarm testing:
+runs with few features meet corners that a run with everything never reaches).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from rota.core.events import NodeJoined
+from rota.core.types import Device, Model, ModelName, Scaling
+from rota.sim.callers import Temper
+from rota.sim.cluster import Faults
+
+GIB = 1_024
+FAULTS = ("crash", "hang", "refuse", "permanent", "slow", "stubborn", "die")
+FEATURES = (
+    *FAULTS,
+    *("min", "off", "whole", "several", "external", "max"),
+    *("small_queue", "small_bytes", "late", "hands", "leavers"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What one simulation plays in.
+
+    Args:
+        load_ms: how long each model really takes to load.
+        tempers: for each caller the model it asks for and how it behaves.
+        hands_ms: how long on average between two things done by hand; 0 = nobody does any.
+    """
+
+    nodes: tuple[NodeJoined, ...]
+    late_ms: tuple[int, ...]
+    models: tuple[Model, ...]
+    load_ms: dict[ModelName, int]
+    tempers: tuple[tuple[ModelName, Temper], ...]
+    faults: Faults
+    hands_ms: int
+    queue_bytes_max: int
+    phase_ms: int
+
+
+def draw_world(random: Random) -> World:
+    """A world in which anything may go wrong."""
+    has = {feature: random.random() < 0.5 for feature in FEATURES}
+    nodes = _draw_nodes(random, random.randint(1, 2))
+    models = tuple(_draw_model(random, f"m{n}", has) for n in range(random.randint(2, 9)))
+    shares = {name: random.uniform(0.05, 0.4) if has[name] else 0.0 for name in FAULTS}
+    phase_ms = random.choice((5, 15, 30)) * 60_000
+    return World(
+        nodes=nodes,
+        late_ms=tuple(random.randint(0, 60_000) if has["late"] else 0 for _ in nodes),
+        models=models,
+        load_ms={model.name: random.randint(300, 60_000) for model in models},
+        tempers=tuple(_draw_caller(random, models, has) for _ in range(random.randint(2, 30))),
+        faults=Faults(**shares),
+        hands_ms=random.randint(10_000, 300_000) if has["hands"] else 0,
+        queue_bytes_max=20_000 if has["small_bytes"] else 512 << 20,
+        phase_ms=phase_ms,
+    )
+
+
+def draw_endless_world(random: Random) -> World:
+    """A world that works, whose callers never stop asking and always return.
+
+    Every model can be loaded, nothing is kept for good, and no model has more callers than a
+    replica of it has slots: what the slots can carry.
+    """
+    nodes = _draw_nodes(random, 1)
+    totals = [device.memory_mib for node in nodes for device in node.devices]
+    models = []
+    tempers: list[tuple[ModelName, Temper]] = []
+    for n in range(random.randint(2, 7)):
+        count = random.randint(1, min(2, len(totals)))
+        largest = sorted(totals)[-count]
+        slots = random.choice((1, 2, 4, 10))
+        model = Model(
+            name=f"m{n}",
+            scaling=Scaling(0, 1, random.choice((0, 5_000, 600_000))),
+            memory_mib=random.choice((None, largest, random.randint(1, largest))),
+            device_count=count,
+            slots=slots,
+            activation_wait_ms=random.choice((1_000, 10_000, 45_000)),
+            patience_ms=random.choice((5_000, 30_000, 300_000)),
+            load_ms=random.choice((None, 10_000)),
+        )
+        models.append(model)
+        for _ in range(random.randint(1, slots)):
+            serve_ms_max = random.choice((1_000, 10_000, 60_000))
+            think_ms_max = random.choice((500, 5_000, 60_000))
+            tempers.append((model.name, Temper(1.0, 0.0, serve_ms_max, think_ms_max, 10**9)))
+    return World(
+        nodes=nodes,
+        late_ms=tuple(0 for _ in nodes),
+        models=tuple(models),
+        load_ms={model.name: random.randint(300, 30_000) for model in models},
+        tempers=tuple(tempers),
+        faults=Faults(slow=random.choice((0.0, 0.2)), stubborn=random.choice((0.0, 0.5))),
+        hands_ms=0,
+        queue_bytes_max=512 << 20,
+        phase_ms=45 * 60_000,
+    )
+
+
+def _draw_nodes(random: Random, count: int) -> tuple[NodeJoined, ...]:
+    return tuple(
+        NodeJoined(
+            f"n{n}",
+            tuple(
+                Device(f"d{index}", random.choice((8, 16, 24, 80)) * GIB)
+                for index in range(random.randint(1, 4))
+            ),
+        )
+        for n in range(count)
+    )
+
+
+def _draw_model(random: Random, name: str, has: dict[str, bool]) -> Model:
+    scaling = (0, 1)
+    if has["min"] and random.random() < 0.2:
+        scaling = random.choice(((1, 1), (1, 2)))
+    elif has["off"] and random.random() < 0.2:
+        scaling = (0, 0)
+    elif has["max"] and random.random() < 0.3:
+        scaling = (0, 2)
+    count = 2 if has["several"] and random.random() < 0.3 else 1
+    if has["external"] and random.random() < 0.2:
+        count = 0
+    is_whole = has["whole"] and random.random() < 0.3
+    return Model(
+        name=name,
+        scaling=Scaling(*scaling, random.choice((0, 1_000, 60_000, 600_000))),
+        memory_mib=None if is_whole else random.choice((1, 4, 7, 12, 20, 60, 100)) * GIB,
+        device_count=count,
+        devices=frozenset({"d0", "d1"}) if random.random() < 0.2 else None,
+        slots=random.choice((1, 2, 4, 10)),
+        queue_max=random.choice((1, 3)) if has["small_queue"] else 1_000,
+        activation_wait_ms=random.choice((0, 2_000, 45_000)),
+        queue_wait_ms=random.choice((5_000, 600_000)),
+        patience_ms=random.choice((0, 10_000, 300_000)),
+        load_ms=random.choice((None, 10_000)),
+    )
+
+
+def _draw_caller(
+    random: Random, models: tuple[Model, ...], has: dict[str, bool]
+) -> tuple[ModelName, Temper]:
+    temper = Temper(
+        returns=random.choice((0.0, 0.5, 1.0)),
+        leaves=random.choice((0.0, 0.3, 0.9)) if has["leavers"] else 0.0,
+        serve_ms_max=random.choice((100, 5_000, 120_000)),
+        think_ms_max=random.choice((1, 5_000, 120_000)),
+        wishes=random.randint(1, 40),
+        own_wait_ms=random.choice((None, None, 0, 3_000, 55_000)),
+    )
+    return random.choice(models).name, temper
