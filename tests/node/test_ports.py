@@ -33,6 +33,11 @@ def foreign_engine(port: int, *knobs: str) -> Iterator[int]:
         process.wait()
 
 
+def _held_by(port: int, pid: int) -> str:
+    name = Path(sys.executable).name  # python, python3 or python3.11, as the tests were started
+    return f"port {port} is held by {name} (pid {pid})"
+
+
 async def is_up(port: int) -> None:
     await until(lambda: ports.holder_of(port) is not None, f"a listener on {port}")
 
@@ -74,7 +79,7 @@ async def test_an_answer_of_someone_elses_is_never_taken_for_its_own(
             stopped = await it.stopped()
     assert (stopped.cause, stopped.permanent) == (StopCause.REFUSED, False)
     for port, pid in zip(chosen, pids, strict=True):
-        assert f"port {port} is held by python3 (pid {pid})" in stopped.detail
+        assert _held_by(port, pid) in stopped.detail
 
 
 async def test_a_foreign_server_that_hangs_is_noticed_too(
@@ -154,7 +159,7 @@ async def test_a_fixed_port_is_used_and_who_holds_it_is_named(tmp_path: Path) ->
             it.start("a")
             stopped = await it.stopped()
             assert (stopped.cause, stopped.permanent) == (StopCause.REFUSED, False)
-            assert f"port {port} is held by python3 (pid {foreign})" in stopped.detail
+            assert _held_by(port, foreign) in stopped.detail
         await it.up("a")
 
 
@@ -167,7 +172,7 @@ async def test_a_fixed_port_lost_in_the_midst_of_a_load_is_named(tmp_path: Path)
         with foreign_engine(port) as foreign:
             stopped = await it.stopped()
     assert stopped.cause is StopCause.REFUSED
-    assert f"port {port} is held by python3 (pid {foreign})" in stopped.detail
+    assert _held_by(port, foreign) in stopped.detail
 
 
 async def test_where_the_owner_cannot_be_told_the_answer_is_accepted(
