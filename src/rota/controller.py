@@ -40,10 +40,12 @@ from rota.core.events import (
     GrantEnded,
     LoadAsked,
     Outcome,
+    ReplicaReady,
     ReplicaStopped,
     RequestArrived,
     RequestCancelled,
     ShutdownAsked,
+    StopCause,
     TimePassed,
     UnloadAsked,
 )
@@ -264,6 +266,9 @@ class Controller:
 
     def _step(self, event: Event) -> None:
         effects = self._scheduler.step(event, self._now_ms())
+        if isinstance(event, ReplicaReady | ReplicaStopped):
+            is_own_doing = isinstance(event, ReplicaStopped) and event.cause is not StopCause.ASKED
+            log.log(logging.WARNING if is_own_doing else logging.INFO, "%s", describe(event))
         for effect in effects:
             if log.isEnabledFor(_level(effect)):
                 log.log(_level(effect), "%s  (%s)", describe(effect), describe(event))
