@@ -19,7 +19,8 @@ from rota.core.types import Model, Phase, ReplicaId, RequestId
 RETRY_MS_MIN = 2_000
 RETRY_MS_MAX = 60_000
 """Bounds on what a caller is told. SDKs of 2024 and 2025 ignore a `Retry-After` over 60 s."""
-RETRY_JITTER_MS = 1_000
+RETRY_JITTER_MS = 2_000
+"""Spread over those who wait. Answers are whole seconds, so less than two would spread nobody."""
 STOP_MS_EXPECTED = 1_000
 """What an engine that obeys SIGTERM takes to end, with room to spare."""
 
@@ -113,7 +114,7 @@ def refusal(state: State, demand: Demand, code: RefusalCode, request: RequestId)
             text = f"{name} failed and is tried again later. {_last_words(demand)}"
         case RefusalCode.QUEUE_FULL:
             retry_ms = retry_after_ms(state, demand, request)
-            full = f"The queue of {name} is full ({len(demand.waiting)} requests wait)."
+            full = f"The queue of {name} is full ({len(demand.waiting)} waiting)."
             heavy = f"The requests that wait hold {state.queue_bytes >> 20} MiB, which is the most."
             text = full if len(demand.waiting) >= demand.model.queue_max else heavy
         case RefusalCode.MODEL_BUSY:

@@ -1,0 +1,184 @@
+"""One rule each, mostly those that were once broken; every step is checked by the invariants.
+
+A scheduler fed by hand: what it orders, and for whom.
+"""
+
+from __future__ import annotations
+
+from rota.core.effects import Refuse
+from rota.core.events import (
+    GrantEnded,
+    LoadAsked,
+    Outcome,
+    ReplicaReady,
+    ReplicaStopped,
+    RequestCancelled,
+    StopCause,
+    TimePassed,
+    UnloadAsked,
+)
+from rota.core.scheduler import Scheduler
+from tests.core.makers import Stage, granted, model, refusals, started, stopped
+
+MINUTE_MS = 60_000
+
+
+def closed(stage: Stage) -> list[str]:
+    """The replicas that stand behind a barrier."""
+    return [r.id for r in stage.scheduler.state.replicas.values() if r.closed_for is not None]
+
+
+def test_a_demand_in_line_may_use_whoever_a_later_one_had_in_mind() -> None:
+    """patient came first and needs the idle one only; hasty would have waited for both."""
+    stage = Stage(
+        model("idle", 5),
+        model("busy", 5, slots=2),
+        model("patient", 5, patience_ms=10 * MINUTE_MS),
+        model("hasty", 10, patience_ms=1_000),
+    )
+    stage.ask("busy")
+    stage.ask("idle")
+    stage.feed(ReplicaReady("r1"))
+    stage.feed(ReplicaReady("r2"))
+    stage.ask("patient", "pat", after_ms=1)
+    stage.ask("hasty", "hal", after_ms=1)
+    stage.feed(TimePassed(), after_ms=2_000)
+    hasty = stage.scheduler.state.demands["hasty"]
+    assert hasty.promise is not None
+    assert hasty.promise.leaving == {"r1", "r2"}
+    effects = stage.feed(GrantEnded("q2", Outcome.OK))
+    assert stopped(effects) == ["idle"]
+    assert started(stage.feed(ReplicaStopped("r2", StopCause.ASKED))) == ["patient"]
+
+
+def test_past_patience_a_promise_may_count_on_a_replica_that_loads() -> None:
+    """Else, under steady churn, somebody is always loading and a large model never gets in."""
+    stage = Stage(model("small", 5), model("whole", None, patience_ms=1_000))
+    stage.ask("small")
+    stage.ask("whole", "will")
+    stage.feed(TimePassed(), after_ms=2_000)
+    whole = stage.scheduler.state.demands["whole"]
+    assert whole.promise is not None
+    assert granted(stage.feed(ReplicaReady("r1"))) == ["q1"]  # those it was loaded for come first
+    stage.ask("small", "sue")
+    assert stopped(stage.feed(GrantEnded("q1", Outcome.OK))) == ["small"]
+    assert started(stage.feed(ReplicaStopped("r1", StopCause.ASKED))) == ["whole"]
+
+
+def test_an_idle_replica_whose_own_callers_come_first_is_not_evicted() -> None:
+    """It would only have to be loaded again at once."""
+    stage = Stage(model("a", slots=1), model("b"))
+    stage.ask("a", "ann")
+    stage.feed(ReplicaReady("r1"))
+    stage.ask("a", "bob", after_ms=1)
+    stage.feed(TimePassed(), after_ms=600_000)  # bob waited as long as he may: 429
+    stage.ask("b", "ben")
+    assert not stopped(stage.feed(GrantEnded("q1", Outcome.OK), after_ms=1))
+    assert granted(stage.ask("a", "bob", after_ms=2_000)) == ["q4"]
+    assert stopped(stage.feed(GrantEnded("q4", Outcome.OK), after_ms=1)) == ["a"]
+
+
+def test_a_caller_told_busy_keeps_its_place() -> None:
+    stage = Stage(model("a", slots=1))
+    stage.ask("a", "ann")
+    stage.feed(ReplicaReady("r1"))
+    stage.ask("a", "early")
+    assert refusals(stage.feed(TimePassed(), after_ms=600_000)) == ["model_busy"]
+    stage.ask("a", "late", after_ms=1)
+    stage.ask("a", "early", after_ms=1_000)
+    assert granted(stage.feed(GrantEnded("q1", Outcome.OK))) == ["q4"]
+
+
+def test_room_for_one_of_two_serves_those_who_wait_for_the_one() -> None:
+    stage = Stage(model("a", scaling=(2, 2), slots=1))
+    stage.feed(ReplicaReady("r1"))
+    assert granted(stage.ask("a")) == ["q1"]
+    assert not refusals(stage.ask("a"))
+    assert granted(stage.feed(GrantEnded("q1", Outcome.OK), after_ms=10 * MINUTE_MS - 1)) == ["q2"]
+
+
+def test_the_last_waiter_leaving_voids_the_promise_whatever_the_bound_on_absent_ones() -> None:
+    stage = Stage(model("a", slots=9), model("b", patience_ms=0, queue_max=1))
+    stage.ask("a")
+    stage.feed(ReplicaReady("r1"))
+    stage.ask("b", "one")
+    stage.feed(RequestCancelled("q2"))
+    stage.ask("b", "two")
+    assert closed(stage) == ["r1"]
+    stage.feed(RequestCancelled("q3"))
+    assert not closed(stage)
+    assert granted(stage.ask("a", "ann")) == ["q4"]
+
+
+def test_an_endpoint_that_is_to_be_kept_is_not_looked_at_without_pause() -> None:
+    stage = Stage(model("far", count=0, scaling=(1, 1)))
+    assert not started(stage.feed(ReplicaStopped("r1", StopCause.REFUSED)))
+    assert started(stage.ask("far")) == ["far"]  # but at once for a caller
+    assert refusals(stage.feed(ReplicaStopped("r2", StopCause.REFUSED))) == ["no_endpoint"]
+    assert not started(stage.feed(TimePassed(), after_ms=9_999))
+    assert started(stage.feed(TimePassed(), after_ms=1)) == ["far"]
+
+
+def test_waits_that_follow_one_another_end_when_the_caller_cannot_stand_more() -> None:
+    stage = Stage(model("a", slots=1))
+    stage.ask("a", "ann")
+    stage.feed(ReplicaReady("r1"))
+    stage.feed(GrantEnded("q1", Outcome.OK))
+    stage.ask("a", "bob")
+    stage.ask("a", "carl")  # may wait 10 min for a slot, and 45 s for a load
+    stage.feed(ReplicaStopped("r1", StopCause.CRASHED, "gone"), after_ms=590_000)
+    assert not refusals(stage.feed(TimePassed(), after_ms=9_999))
+    assert refusals(stage.feed(TimePassed(), after_ms=1)) == ["model_loading"]
+
+
+def test_a_load_asked_by_hand_and_given_up_starts_nothing_and_is_nobody_elses() -> None:
+    stage = Stage(model("a"), model("b"))
+    stage.ask("a")
+    stage.feed(ReplicaReady("r1"))
+    stage.feed(LoadAsked("hand", "b"))
+    stage.feed(RequestCancelled("hand"))
+    assert not stopped(stage.feed(GrantEnded("q1", Outcome.OK)))
+    stage.ask("b", "")
+    stage.feed(ReplicaStopped("r1", StopCause.ASKED))
+    assert granted(stage.feed(ReplicaReady("r2"))) == ["q2"]
+
+
+def test_a_second_unload_does_not_lengthen_the_grace() -> None:
+    stage = Stage(model("a"))
+    stage.ask("a")
+    stage.feed(ReplicaReady("r1"))
+    stage.feed(UnloadAsked("a", 1_000))
+    stage.feed(UnloadAsked("a", 3_600_000))
+    assert stopped(stage.feed(TimePassed(), after_ms=1_000)) == ["a"]
+
+
+def test_who_is_told_to_return_finds_the_load_done_when_it_takes_what_it_took() -> None:
+    """`Retry-After` is the estimate: of twenty who wait, all return to a ready replica."""
+    stage = Stage(model("a", load_ms=50_000, slots=20))
+    for n in range(20):
+        stage.ask("a", f"caller{n}")
+    effects = stage.feed(TimePassed(), after_ms=45_000)
+    backs = [e.refusal.retry_after_ms for e in effects if isinstance(e, Refuse)]
+    assert len(backs) == 20
+    assert all(back is not None and 5_000 <= back <= 7_000 for back in backs)
+    assert len(set(backs)) > 1, "they do not all return at one instant"
+
+
+def test_the_alarms_do_not_pile_up() -> None:
+    """A thousand cycles of load, work and idling leave a handful of alarms."""
+    stage = Stage(model("a", idle_ms=1_000))
+    for n in range(300):
+        stage.ask("a", f"c{n}")
+        stage.feed(ReplicaReady(f"r{n + 1}"), after_ms=10)
+        stage.feed(GrantEnded(f"q{n + 1}", Outcome.OK), after_ms=10)
+        stage.feed(TimePassed(), after_ms=1_000)
+        stage.feed(ReplicaStopped(f"r{n + 1}", StopCause.ASKED), after_ms=10)
+    stage.scheduler.next_wake_ms()
+    assert len(stage.scheduler._alarms) < 150
+    assert not stage.scheduler.state.demands["a"].left
+
+
+def test_a_scheduler_without_a_node_keeps_those_who_ask_waiting() -> None:
+    scheduler = Scheduler([model("a")])
+    assert not started(scheduler.step(LoadAsked("q1", "a"), 0))
+    assert scheduler.state.waiting

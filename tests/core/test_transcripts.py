@@ -1,0 +1,176 @@
+"""Stories of the scheduler, told command by command: what it is told, and what it orders.
+
+Each file in transcripts/ is played and compared with what it says; `--rewrite` writes it anew.
+
+A file is blocks: commands, `----`, what comes of them (with the time in seconds), an empty
+line. Lines that begin with `#` are for the reader. Commands:
+
+    model NAME [memory=8|whole] [devices=1] [min=0] [max=1] [idle=600] [slots=1] [queue=1000]
+          [wait=45] [patience=300] [load=S]              memory in MiB, times in seconds
+    join DEVICE=MIB …        ask ID MODEL CALLER [WAIT]  leave ID       end ID [OUTCOME]
+    ready REPLICA            gone REPLICA [CAUSE …]      lost REPLICA SAYING  (hopeless)
+    load ID MODEL            unload MODEL SECONDS        shutdown SECONDS
+    wait SECONDS             (time passes; rota wakes when it asked to)
+    state                    (models in a word each, replicas, what waits, what is owed)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rota.core.describe import describe, model_state
+from rota.core.events import (
+    Event,
+    GrantEnded,
+    LoadAsked,
+    NodeJoined,
+    Outcome,
+    ReplicaReady,
+    ReplicaStopped,
+    RequestArrived,
+    RequestCancelled,
+    ShutdownAsked,
+    StopCause,
+    TimePassed,
+    UnloadAsked,
+)
+from rota.core.invariants import EffectAudit, check
+from rota.core.scheduler import Scheduler
+from rota.core.types import Device, Model, Scaling
+
+HERE = Path(__file__).parent / "transcripts"
+
+
+@pytest.mark.parametrize("path", sorted(HERE.glob("*.txt")), ids=lambda path: path.stem)
+def test_transcript(path: Path, request: pytest.FixtureRequest) -> None:
+    told = path.read_text(encoding="utf-8")
+    played = "".join(_play(told))
+    if request.config.getoption("--rewrite", False):
+        path.write_text(played, encoding="utf-8")
+    else:
+        assert played == told
+
+
+def _play(text: str) -> Iterator[str]:
+    """The same file with what really comes of each block."""
+    stage = Stage()
+    for block in text.rstrip("\n").split("\n\n"):
+        head, *_ = block.split("\n----", 1)
+        yield head + "\n"
+        commands = [line for line in head.splitlines() if line and not line.startswith("#")]
+        if commands:
+            yield "----\n"
+            for command in commands:
+                yield from (line + "\n" for line in stage.do(command))
+        yield "\n"
+
+
+class Stage:
+    """A scheduler, a clock, and commands in words."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.models: list[Model] = []
+        self._scheduler: Scheduler | None = None
+
+    @property
+    def scheduler(self) -> Scheduler:
+        if self._scheduler is None:
+            self._scheduler = Scheduler(self.models)
+            self.audit = EffectAudit(self.models)
+        return self._scheduler
+
+    def do(self, command: str) -> Iterator[str]:
+        verb, *words = command.split()
+        match verb:
+            case "model":
+                self.models.append(_model(words[0], words[1:]))
+            case "wait":
+                yield from self._wait(self.now_ms + _ms(words[0]))
+            case "state":
+                yield from self._state()
+            case _:
+                yield from self._feed(_event(verb, words))
+
+    def _wait(self, until_ms: int) -> Iterator[str]:
+        while (wake_ms := self.scheduler.next_wake_ms()) is not None and wake_ms <= until_ms:
+            self.now_ms = wake_ms
+            yield from self._feed(TimePassed())
+        self.now_ms = until_ms
+
+    def _feed(self, event: Event) -> Iterator[str]:
+        effects = self.scheduler.step(event, self.now_ms)
+        self.audit.watch(event, effects, self.now_ms)
+        check(self.scheduler)
+        for effect in effects:
+            yield f"{self.now_ms / 1_000:g}: {describe(effect)}"
+
+    def _state(self) -> Iterator[str]:
+        state = self.scheduler.state
+        for name, demand in state.demands.items():
+            replicas = " ".join(
+                f"{replica.id}({len(replica.grants)}{' closed' if replica.closed_for else ''})"
+                for replica in demand.replicas.values()
+            )
+            counts = f"waiting {len(demand.waiting)}, told {len(demand.told)}, "
+            counts += f"left {len(demand.left)}" + (", owed" if demand.is_owed else "")
+            yield f"{name} {model_state(state, demand)}: {replicas or 'no replica'}, {counts}"
+
+
+def _event(verb: str, words: list[str]) -> Event:
+    match [verb, *words]:
+        case ["join", *devices]:
+            pairs = [device.split("=") for device in devices]
+            return NodeJoined("n0", tuple(Device(name, int(mib)) for name, mib in pairs))
+        case ["ask", request, model, caller]:
+            return RequestArrived(request, model, caller)
+        case ["ask", request, model, caller, wait]:
+            return RequestArrived(request, model, caller, 0, _ms(wait), _ms(wait))
+        case ["leave", request]:
+            return RequestCancelled(request)
+        case ["end", request]:
+            return GrantEnded(request, Outcome.OK)
+        case ["end", request, outcome]:
+            return GrantEnded(request, Outcome(outcome))
+        case ["ready", replica]:
+            return ReplicaReady(replica)
+        case ["gone", replica]:
+            return ReplicaStopped(replica, StopCause.ASKED)
+        case ["gone", replica, *cause]:
+            return ReplicaStopped(replica, StopCause(" ".join(cause)), "out of memory")
+        case ["lost", replica, *saying]:
+            return ReplicaStopped(replica, StopCause.REFUSED, " ".join(saying), permanent=True)
+        case ["load", request, model]:
+            return LoadAsked(request, model)
+        case ["unload", model, grace]:
+            return UnloadAsked(None if model == "all" else model, _ms(grace))
+        case ["shutdown", grace]:
+            return ShutdownAsked(_ms(grace))
+        case _:
+            raise AssertionError(f"no such command: {verb} {words}")
+
+
+def _model(name: str, words: list[str]) -> Model:
+    said = dict(word.split("=") for word in words)
+    memory = said.pop("memory", "8")
+    low, high = int(said.pop("min", "0")), int(said.pop("max", "1"))
+    model = Model(
+        name=name,
+        scaling=Scaling(low, high, _ms(said.pop("idle", "600"))),
+        memory_mib=None if memory == "whole" else int(memory),
+        device_count=int(said.pop("devices", "1")),
+        slots=int(said.pop("slots", "1")),
+        queue_max=int(said.pop("queue", "1000")),
+        activation_wait_ms=_ms(said.pop("wait", "45")),
+        patience_ms=_ms(said.pop("patience", "300")),
+        load_ms=_ms(said.pop("load")) if "load" in said else None,
+    )
+    assert not said, said
+    return model
+
+
+def _ms(seconds: str) -> int:
+    return round(float(seconds) * 1_000)
