@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from rota.cli.serve import Running, end_on_signal, running
+from rota.cli.streams import open_missing
 from rota.cli.text import OneLine, printable
 from rota.config import load
 from rota.config.loading import state_home
@@ -78,6 +79,7 @@ def run_demo(*, leave: bool, port: int | None, state_dir: Path | None) -> None:
     Raises:
         ConfigError: a package of the demo is missing, or the port or the folder is taken.
     """
+    open_missing()
     state_dir = (state_dir or state_home() / "rota-demo").absolute()
     config = _write_config(state_dir, _choose_port(port))
     _log_to(state_dir / "rota.log")

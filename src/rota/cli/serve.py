@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rota.cli.check import kind_of
-from rota.cli.text import OneLine
+from rota.cli.streams import log_to_stderr, open_missing
 from rota.cluster.local import LocalCluster
 from rota.config import load
 from rota.config.fit import fits, needs_of, want_of
@@ -48,9 +48,9 @@ class Running:
 
 def serve(path: Path, *, listen: str | None, allow_open: bool, state_dir: Path | None) -> None:
     """Serve a file until a signal. Raises ConfigError: it cannot be served."""
+    open_missing()
     config = load(path, listen=listen, allow_open=allow_open, state_dir=state_dir)
-    log_to_stderr()
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+    with log_to_stderr(), asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_until_signalled(config))
 
 
@@ -118,15 +118,6 @@ def end_on_signal() -> asyncio.Event:
     for number in SIGNALS:
         loop.add_signal_handler(number, heard, number)
     return ending
-
-
-def log_to_stderr() -> None:
-    """One line per effect on stderr."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(
-        OneLine("%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s", "%H:%M:%S")
-    )
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def _say_what_is_served(controller: Controller) -> None:
