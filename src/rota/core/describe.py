@@ -164,6 +164,5 @@ def _because(why: str) -> str:
 
 
 def _where(placement: Placement) -> str:
-    pairs = zip(placement.devices, placement.memory_mib, strict=True)
-    listed = " + ".join(f"{device} {mib} MiB" for device, mib in pairs)
+    listed = " + ".join(f"{device} {mib} MiB" for device, mib in placement.shares())
     return f"{placement.node} {listed}".rstrip()

@@ -65,12 +65,16 @@ def plan(
     chosen: list[DeviceRoom] = []
     victims: dict[ReplicaId, Candidate] = {}
     open_rooms = allowed(model, rooms)
-    ranked = sorted(candidates, key=value)
+    ranked: dict[DeviceId, list[Candidate]] = {}
+    for candidate in sorted(candidates, key=value):
+        for device in candidate.holds_mib:
+            ranked.setdefault(device, []).append(candidate)
     while len(chosen) < model.device_count:
         offers = [
             (_cost(offer), index, offer)
             for index, room in enumerate(open_rooms)
-            if (offer := _clear(room, need_mib(model, room), ranked, victims)) is not None
+            if (offer := _clear(room, need_mib(model, room), ranked.get(room.id, ()), victims))
+            is not None
         ]
         if not offers:
             return None
@@ -91,14 +95,19 @@ def _clear(
     ranked: Sequence[Candidate],
     already: Mapping[ReplicaId, Candidate],
 ) -> list[Candidate] | None:
-    """The further victims that make `need` fit into this device; None if all are not enough."""
+    """The further victims that make `need` fit into this device; None if all are not enough.
+
+    Args:
+        ranked: those who hold memory of it, the least valuable first.
+        already: those who leave anyway.
+    """
     have = room.free + room.coming
     have += sum(candidate.holds_mib.get(room.id, 0) for candidate in already.values())
     victims: list[Candidate] = []
     for candidate in ranked:
         if have >= need:
             break
-        if room.id in candidate.holds_mib and candidate.replica not in already:
+        if candidate.replica not in already:
             victims.append(candidate)
             have += candidate.holds_mib[room.id]
     if have < need:

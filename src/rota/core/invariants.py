@@ -65,6 +65,7 @@ def check(scheduler: Scheduler) -> None:
 def _books_add_up(state: State) -> None:
     """[1, 5] Taken within budget; taken by those who stay, plus promised, within budget."""
     taken: Counter[DeviceKey] = Counter()
+    coming: Counter[DeviceKey] = Counter()
     staying: Counter[DeviceKey] = Counter()
     promises = [d.promise for d in state.demands.values() if d.promise is not None]
     leaving = {replica for promise in promises for replica in promise.leaving}
@@ -72,6 +73,7 @@ def _books_add_up(state: State) -> None:
         for key, mib in _shares(replica.placement):
             assert state.ledger.held[key].get(replica.id) == mib, (replica.id, key, mib)
             taken[key] += mib
+            coming[key] += mib if replica.is_leaving else 0
             if not replica.is_leaving and replica.id not in leaving:
                 staying[key] += mib
     for promise in promises:
@@ -82,6 +84,7 @@ def _books_add_up(state: State) -> None:
             key = (node, device)
             assert sum(state.ledger.held[key].values()) == taken[key], (key, taken[key])
             assert state.ledger.used_mib(key) == taken[key], (key, taken[key])
+            assert state.ledger.coming_mib(key) == coming[key], (key, coming[key])
             assert taken[key] <= total, (key, taken[key], total)
             assert staying[key] <= total, (key, staying[key], total, promises)
 
@@ -154,9 +157,10 @@ def _served_as_far_as_slots_go(demand: Demand) -> None:
 def _wanting_is_known(state: State, demand: Demand) -> None:
     wants = demand.replicas_wanted() > 0 and not demand.is_cooling(state.now_ms)
     name = demand.model.name
-    assert wants == (name in state.wanting), (name, wants, list(state.wanting))
+    assert state.wanting.get(name) == (demand.head() if wants else None), (name, wants, demand)
     assert wants or demand.promise is None, (name, demand.promise)
-    assert not wants or demand.head() is not None, name
+    loads = sum(1 for entry in demand.waiting if entry.kind is EntryKind.LOAD)
+    assert demand.load_asks == loads, (name, demand.load_asks, loads)
 
 
 def _requests_are_in_one_place(state: State) -> None:
@@ -265,8 +269,7 @@ def _ends(demand: Demand) -> Iterable[tuple[str, int]]:
 
 
 def _shares(placement: Placement) -> list[tuple[DeviceKey, int]]:
-    pairs = zip(placement.devices, placement.memory_mib, strict=True)
-    return [((placement.node, device), mib) for device, mib in pairs]
+    return [((placement.node, device), mib) for device, mib in placement.shares()]
 
 
 @dataclass(slots=True)

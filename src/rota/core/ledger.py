@@ -11,7 +11,7 @@ lays them over the books as `claims` (see `rooms`).
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rota.core.types import Device, DeviceId, NodeId, Placement, ReplicaId
@@ -42,7 +42,9 @@ class Ledger:
     def __init__(self) -> None:
         self.totals: dict[NodeId, dict[DeviceId, int]] = {}
         self.held: dict[DeviceKey, dict[ReplicaId, int]] = {}
+        self.leaving: set[ReplicaId] = set()
         self._used: dict[DeviceKey, int] = {}
+        self._coming: dict[DeviceKey, int] = {}
 
     def join(self, node: NodeId, devices: tuple[Device, ...]) -> None:
         """Open the books of a node's devices; one that is known keeps what it holds."""
@@ -50,34 +52,47 @@ class Ledger:
         for device in devices:
             self.held.setdefault((node, device.id), {})
             self._used.setdefault((node, device.id), 0)
+            self._coming.setdefault((node, device.id), 0)
 
     def book(self, replica: ReplicaId, placement: Placement) -> None:
         """Write a replica's memory down as taken."""
-        for device, mib in zip(placement.devices, placement.memory_mib, strict=True):
+        for device, mib in placement.shares():
             key = (placement.node, device)
             assert replica not in self.held[key], (replica, key)
             self.held[key][replica] = mib
             self._used[key] += mib
 
+    def leave(self, replica: ReplicaId, placement: Placement) -> None:
+        """Note that a replica was told to go: its memory is on its way."""
+        self.leaving.add(replica)
+        for device in placement.devices:
+            key = (placement.node, device)
+            self._coming[key] += self.held[key][replica]
+
     def release(self, replica: ReplicaId, placement: Placement) -> None:
         """Cross a replica's memory out: it has been seen free."""
         for device in placement.devices:
             key = (placement.node, device)
-            self._used[key] -= self.held[key].pop(replica)
+            mib = self.held[key].pop(replica)
+            self._used[key] -= mib
+            if replica in self.leaving:
+                self._coming[key] -= mib
+        self.leaving.discard(replica)
 
     def used_mib(self, key: DeviceKey) -> int:
         return self._used[key]
 
-    def rooms(
-        self, node: NodeId, claims: Mapping[DeviceKey, int], leaving: Container[ReplicaId]
-    ) -> list[DeviceRoom]:
-        """A node's devices, in their stated order, after `claims` and with `leaving` gone."""
+    def coming_mib(self, key: DeviceKey) -> int:
+        return self._coming[key]
+
+    def rooms(self, node: NodeId, claims: Mapping[DeviceKey, int]) -> list[DeviceRoom]:
+        """A node's devices, in their stated order, after `claims`."""
         return [
             DeviceRoom(
                 id=device,
                 total=total,
                 free=total - self._used[node, device] - claims.get((node, device), 0),
-                coming=sum(mib for held, mib in self.held[node, device].items() if held in leaving),
+                coming=self._coming[node, device],
             )
             for device, total in self.totals[node].items()
         ]

@@ -56,7 +56,7 @@ from rota.core.events import (
     UnloadAsked,
 )
 from rota.core.eviction import Plan
-from rota.core.ledger import DeviceKey
+from rota.core.room import Outlook
 from rota.core.state import (
     Demand,
     Entry,
@@ -101,6 +101,7 @@ class Scheduler:
         self._touched: dict[ModelName, None] = {}
         self._is_room_stale = True
         self._alarms: list[tuple[int, ModelName]] = []
+        self._closed: set[ReplicaId] = set()
 
     # ── the surface ──────────────────────────────────────────────────────────────────────
 
@@ -383,9 +384,10 @@ class Scheduler:
         if not demand.waiting or not demand.is_served:
             return
         ready = next(demand.ready())
-        for entry in [e for e in demand.waiting if e.kind is EntryKind.LOAD]:
-            self._dequeue(entry)
-            self._effects.append(Loaded(entry.request, ready.id))
+        if demand.load_asks:
+            for entry in [e for e in demand.waiting if e.kind is EntryKind.LOAD]:
+                self._dequeue(entry)
+                self._effects.append(Loaded(entry.request, ready.id))
         while demand.waiting:
             replica = self._slot_for(demand, demand.waiting[0])
             if replica is None:
@@ -412,9 +414,10 @@ class Scheduler:
         self._step_down(demand)
         name = demand.model.name
         wants = demand.replicas_wanted() > 0 and not demand.is_cooling(self.state.now_ms)
-        if wants:
-            self._is_room_stale = True
-            self.state.wanting[name] = None
+        rank = demand.head()
+        if wants and rank is not None:
+            self._is_room_stale |= self.state.wanting.get(name) != rank
+            self.state.wanting[name] = rank
         elif name in self.state.wanting:
             del self.state.wanting[name]
             self._drop_promise(demand)
@@ -513,66 +516,47 @@ class Scheduler:
         """8, 9, 10: each demand that wants a replica gets its turn, first in line first."""
         if not self.state.ledger.totals:
             return
-        claims: dict[DeviceKey, int] = {}
-        leaving: dict[ReplicaId, Rank] = {}
-        for rank, demand in self.state.queue():
-            while self._decide(demand, rank, claims, leaving):
+        queue = self.state.queue()
+        outlook = Outlook(room.goers(self.state) if queue else ())
+        for rank, demand in queue:
+            while self._decide(demand, rank, outlook):
                 pass
             if demand.promise is not None:
-                _claim(claims, demand.promise.placement)
-                for replica_id in demand.promise.leaving:
-                    leaving.setdefault(replica_id, rank)
+                outlook.note(rank, demand.promise)
             self._tell(demand)
-        self._close(leaving)
+        self._close(outlook.leaving)
 
-    def _decide(
-        self,
-        demand: Demand,
-        rank: Rank,
-        claims: Mapping[DeviceKey, int],
-        leaving: Mapping[ReplicaId, Rank],
-    ) -> bool:
-        """One demand's turn. Returns whether it may have another.
-
-        Args:
-            claims: memory promised to earlier demands.
-            leaving: who makes way for earlier demands, and for which.
-        """
+    def _decide(self, demand: Demand, rank: Rank, outlook: Outlook) -> bool:
+        """One demand's turn. Returns whether it may have another."""
         state, model = self.state, demand.model
         if demand.replicas_wanted() == 0:
             return False
-        placement = room.free_place(state, model, claims)
+        placement = room.free_place(state, model, outlook.claims)
         if placement is not None:  # 8a
             self._start(demand, placement)
             return True
         if not room.fits_somewhere(state, model):  # 3
             self._give_up_load(demand, RefusalCode.MODEL_FAILED)
             return False
-        demand.promise = self._promise_for(demand, rank, claims, leaving)
+        demand.promise = self._promise_for(demand, rank, outlook)
         if demand.promise is not None:
             self._pursue(demand, rank, demand.promise)
-        elif room.best_plan(state, model, {}, room.goers(state)) is None:  # 10
+        elif not room.could_come_free(state, model):  # 10
             self._give_up_load(demand, RefusalCode.NO_ROOM)
         return False  # 9
 
-    def _promise_for(
-        self,
-        demand: Demand,
-        rank: Rank,
-        claims: Mapping[DeviceKey, int],
-        leaving: Mapping[ReplicaId, Rank],
-    ) -> Promise | None:
+    def _promise_for(self, demand: Demand, rank: Rank, outlook: Outlook) -> Promise | None:
         """8b, then 8c: whose going makes room.
 
         A promise is kept while it is good, but work is not waited for once idle ones will do.
         """
-        state, model = self.state, demand.model
+        state, model, claims = self.state, demand.model, outlook.claims
         kept = demand.promise
         if kept is not None and not room.still_stands(state, kept, claims):
             kept = None
         if kept is not None and not kept.is_barrier:
             return kept
-        idle = [r for r in room.goers(state) if r.id not in leaving and room.may_go(state, r, rank)]
+        idle = [r for r in outlook.idle() if room.may_go(state, r, rank)]
         found = room.best_plan(state, model, claims, idle)
         if found is not None:
             return self._promise(found, is_barrier=False)
@@ -580,8 +564,7 @@ class Scheduler:
             return None
         if kept is not None:
             return kept
-        rest = [r for r in room.goers(state) if r.id not in leaving]
-        found = room.best_plan(state, model, claims, rest)
+        found = room.best_plan(state, model, claims, outlook.others())
         return None if found is None else self._promise(found, is_barrier=True)
 
     def _promise(self, plan: Plan, *, is_barrier: bool) -> Promise:
@@ -601,10 +584,16 @@ class Scheduler:
 
         One that is owed, or has yet to come up, is closed when it has served those it is for.
         """
-        for replica in self.state.replicas.values():
+        concerned, self._closed = self._closed | leaving.keys(), set()
+        for replica_id in sorted(concerned):
+            replica = self.state.replicas.get(replica_id)
+            if replica is None:
+                continue
             demand = self.state.demand_of(replica)
             is_due = replica.phase is Phase.READY and not demand.is_owed
-            closed_for = leaving.get(replica.id) if is_due else None
+            closed_for = leaving.get(replica_id) if is_due else None
+            if closed_for is not None:
+                self._closed.add(replica_id)
             if closed_for is not None and replica.closed_for is None:
                 replica.closed_for = closed_for
                 self._turn_cold(demand)
@@ -661,13 +650,14 @@ class Scheduler:
         self.state.ledger.book(replica.id, placement)
         self._note_missing(demand)
         self._effects.append(Start(replica.id, demand.model.name, placement, replica.why))
-        self._is_room_stale |= demand.model.scaling.is_always  # it may leave no room at all (10)
+        self._is_room_stale = True  # who may leave has changed, and so has what `min` keeps (10)
         self._touch(demand)
 
     def _stop(self, replica: Replica, why: str) -> None:
         demand = self.state.demand_of(replica)
         replica.stop_why = why
         self._enter(replica, Phase.STOPPING)
+        self.state.ledger.leave(replica.id, replica.placement)
         grace_ms = replica.model.stop_grace_ms
         self._effects.append(Stop(replica.id, replica.model.name, grace_ms, why))
         self._note_missing(demand)
@@ -707,6 +697,7 @@ class Scheduler:
         self._is_room_stale |= entry.is_owed  # who was kept for it may leave after it
         entry.is_owed = False
         demand.add(entry)
+        demand.load_asks += entry.kind is EntryKind.LOAD
         demand.review_ms = min(demand.review_ms, self._deadline_ms(demand, entry))
         self.state.waiting[entry.request] = (demand, entry)
         self.state.queue_bytes += entry.body_bytes
@@ -715,6 +706,7 @@ class Scheduler:
     def _dequeue(self, entry: Entry) -> None:
         demand, _ = self.state.waiting.pop(entry.request)
         demand.remove(entry)
+        demand.load_asks -= entry.kind is EntryKind.LOAD
         self.state.queue_bytes -= entry.body_bytes
 
     def _is_queue_full(self, demand: Demand, event: RequestArrived) -> bool:
@@ -774,9 +766,3 @@ def _own_or(own_ms: int | None, default_ms: int) -> int:
 def _smooth(known_ms: int | None, seen_ms: int) -> int:
     """A running mean that trusts the latest as much as all before it."""
     return seen_ms if known_ms is None else (known_ms + seen_ms) // 2
-
-
-def _claim(claims: dict[DeviceKey, int], placement: Placement) -> None:
-    for device, mib in zip(placement.devices, placement.memory_mib, strict=True):
-        key = (placement.node, device)
-        claims[key] = claims.get(key, 0) + mib

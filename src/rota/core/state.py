@@ -160,6 +160,7 @@ class Demand:
 
     Args:
         waiting: entries whose request is here, by rank.
+        load_asks: how many of the waiting are loads asked for by hand.
         told: entries told to come back, by rank.
         left: entries whose caller is gone, by rank; they start nothing.
         missing_since_ms: since when fewer than `min` replicas are live.
@@ -177,6 +178,7 @@ class Demand:
     load_ms: int | None
     replicas: dict[ReplicaId, Replica] = field(default_factory=dict)
     waiting: list[Entry] = field(default_factory=list)
+    load_asks: int = 0
     told: list[Entry] = field(default_factory=list)
     left: list[Entry] = field(default_factory=list)
     missing_since_ms: int | None = None
@@ -282,7 +284,7 @@ class State:
     Args:
         waiting: where each waiting request is queued.
         granted: which replica serves each granted request, and since when.
-        wanting: the models that want a replica brought up, with none under way.
+        wanting: the models that want a replica brought up, with the rank they want it at.
         queue_bytes: request bodies held by the waiting.
     """
 
@@ -292,7 +294,7 @@ class State:
     replicas: dict[ReplicaId, Replica] = field(default_factory=dict)
     waiting: dict[RequestId, tuple[Demand, Entry]] = field(default_factory=dict)
     granted: dict[RequestId, tuple[Replica, int]] = field(default_factory=dict)
-    wanting: dict[ModelName, None] = field(default_factory=dict)
+    wanting: dict[ModelName, Rank] = field(default_factory=dict)
     queue_bytes: int = 0
     is_shutting_down: bool = False
 

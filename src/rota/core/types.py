@@ -6,6 +6,7 @@ clock starts is the shell's business. Nothing here does I/O.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -55,6 +56,10 @@ class Placement:
     def __post_init__(self) -> None:
         assert len(self.devices) == len(self.memory_mib), self
         assert len(set(self.devices)) == len(self.devices), self
+
+    def shares(self) -> Iterator[tuple[DeviceId, int]]:
+        """Each device with what is taken of it."""
+        return zip(self.devices, self.memory_mib, strict=True)
 
 
 @dataclass(frozen=True, slots=True)

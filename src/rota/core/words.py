@@ -21,6 +21,8 @@ RETRY_MS_MAX = 60_000
 """Bounds on what a caller is told. SDKs of 2024 and 2025 ignore a `Retry-After` over 60 s."""
 RETRY_JITTER_MS = 2_000
 """Spread over those who wait. Answers are whole seconds, so less than two would spread nobody."""
+NAMES_MAX = 4
+"""Models named in one sentence."""
 STOP_MS_EXPECTED = 1_000
 """What an engine that obeys SIGTERM takes to end, with room to spare."""
 
@@ -182,7 +184,9 @@ def too_large(state: State, model: Model) -> str:
 
 def _names(state: State, replicas: Iterable[ReplicaId]) -> str:
     known = (state.replicas[r].model.name for r in replicas if r in state.replicas)
-    return ", ".join(sorted(set(known)))
+    names = sorted(set(known))
+    more = len(names) - NAMES_MAX
+    return ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def _in_the_way(state: State) -> str:
