@@ -194,13 +194,22 @@ def test_nothing_answers() -> None:
     )
 
 
-@pytest.mark.parametrize("body", [b"<html>", b"[]", b"", b'"text"'])
+@pytest.mark.parametrize("body", [b"<html>", b"[]", b"", b'"text"', b"{}", b"[" * 99_999])
 @pytest.mark.parametrize("status", [200, 404, 500])
 def test_something_else_answers(status: int, body: bytes) -> None:
     with fake(status=(status, body)) as server:
         result = run(server, "ps")
     assert result.exit_code == 4
     assert f"what answers at {server.url} is not rota (HTTP {status})" in result.stderr
+
+
+@pytest.mark.parametrize("verb", [("load", "a", "--json"), ("unload", "a")])
+def test_something_else_answers_what_is_asked_for(verb: tuple[str, ...]) -> None:
+    said = (200, {"ok": True})
+    with fake(models__a__load=said, models__a__unload=said) as server:
+        server.may_load.set()
+        result = run(server, *verb)
+    assert (result.exit_code, result.stdout) == (4, "")
 
 
 def test_it_goes_away_while_asked() -> None:

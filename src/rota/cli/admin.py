@@ -40,11 +40,13 @@ class Admin:
 
     def status(self) -> Json:
         """`GET /rota/v1/status`."""
-        return self.send("GET", "/rota/v1/status", wait_s_max=ANSWER_S_MAX).result()
+        keys = {"models", "devices"}
+        return self.send("GET", "/rota/v1/status", keys, wait_s_max=ANSWER_S_MAX).result()
 
     def load(self, model: str) -> Pending:
         """Begin to load a model; the answer comes when it is ready."""
-        return self.send("POST", f"/rota/v1/models/{quote(model, safe='')}/load?wait=true")
+        path = f"/rota/v1/models/{quote(model, safe='')}/load?wait=true"
+        return self.send("POST", path, {"model", "state"})
 
     def unload(self, model: str | None, *, grace_s: float | None) -> Json:
         """Take a model down, None = all; returns when it is gone."""
@@ -54,10 +56,12 @@ class Admin:
             else f"/rota/v1/models/{quote(model, safe='')}/unload"
         )
         grace = "" if grace_s is None else f"&grace_s={grace_s:g}"
-        return self.send("POST", f"{path}?wait=true{grace}").result()
+        return self.send("POST", f"{path}?wait=true{grace}", {"model", "state"}).result()
 
-    def send(self, method: str, path: str, *, wait_s_max: float | None = None) -> Pending:
-        """Send a request; its answer may be waited for."""
+    def send(
+        self, method: str, path: str, keys: set[str], *, wait_s_max: float | None = None
+    ) -> Pending:
+        """Send a request; its answer may be waited for, and will have these keys."""
         kind = http.client.HTTPSConnection if self._is_https else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=wait_s_max)
         try:
@@ -65,15 +69,16 @@ class Admin:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise _no_answer(self.url, error) from error
-        return Pending(self.url, connection)
+        return Pending(self.url, connection, keys)
 
 
 class Pending:
     """A request that was sent and may not be answered yet."""
 
-    def __init__(self, url: str, connection: http.client.HTTPConnection) -> None:
+    def __init__(self, url: str, connection: http.client.HTTPConnection, keys: set[str]) -> None:
         self._url = url
         self._connection = connection
+        self._keys = keys
 
     def is_answered(self, wait_s_max: float) -> bool:
         """Whether the answer begins within so many seconds."""
@@ -91,23 +96,29 @@ class Pending:
             self._connection.close()
         try:
             answer = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
-        if response.status >= 400 or not isinstance(answer, dict):
+        if response.status >= 400:
             raise _refusal(self._url, response.status, answer)
+        if not isinstance(answer, dict) or not self._keys <= answer.keys():
+            raise _not_rota(self._url, response.status)
         return answer
 
 
 def _refusal(url: str, status: int, answer: object) -> RotaError:
     error = answer.get("error") if isinstance(answer, dict) else None
     if not isinstance(error, dict) or "message" not in error:
-        return RequestError(
-            f"what answers at {url} is not rota (HTTP {status})", code="no_answer", status=status
-        )
+        return _not_rota(url, status)
     kind = (
         CapacityError if status in {429, 503} else ReplicaError if status >= 500 else RequestError
     )
     return kind(str(error["message"]), code=str(error.get("code", "")), status=status)
+
+
+def _not_rota(url: str, status: int) -> RotaError:
+    return RequestError(
+        f"what answers at {url} is not rota (HTTP {status})", code="no_answer", status=status
+    )
 
 
 def _no_answer(url: str, error: Exception) -> RotaError:
