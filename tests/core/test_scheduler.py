@@ -165,7 +165,7 @@ def test_who_is_told_to_return_finds_the_load_done_when_it_takes_what_it_took() 
 
 
 def test_the_alarms_do_not_pile_up() -> None:
-    """A thousand cycles of load, work and idling leave a handful of alarms."""
+    """Hundreds of cycles of load, work and idling leave a handful of alarms."""
     stage = Stage(model("a", idle_ms=1_000))
     for n in range(300):
         stage.ask("a", f"c{n}")
@@ -174,7 +174,7 @@ def test_the_alarms_do_not_pile_up() -> None:
         stage.feed(TimePassed(), after_ms=1_000)
         stage.feed(ReplicaStopped(f"r{n + 1}", StopCause.ASKED), after_ms=10)
     stage.scheduler.next_wake_ms()
-    assert len(stage.scheduler._alarms) < 150
+    assert len(stage.scheduler._alarms) <= 8
     assert not stage.scheduler.state.demands["a"].left
 
 

@@ -78,6 +78,8 @@ COOLDOWN_MS_MIN = 5_000
 COOLDOWN_MS_MAX = 300_000
 """The pause after a failure; it doubles with each one from the first bound to the second."""
 NEVER_MS = 2**62
+ALARMS_PER_MODEL = 8
+"""So many kept alarms per model are swept: callers with little time leave one each."""
 
 
 class Scheduler:
@@ -509,6 +511,14 @@ class Scheduler:
         if wake_ms is not None and (demand.wake_ms is None or wake_ms < demand.wake_ms):
             demand.wake_ms = wake_ms
             heapq.heappush(self._alarms, (wake_ms, demand.model.name))
+            if len(self._alarms) > ALARMS_PER_MODEL * len(self.state.demands):
+                self._sweep_alarms()
+
+    def _sweep_alarms(self) -> None:
+        """Let go of alarms that an earlier one has overtaken."""
+        demands = self.state.demands.items()
+        self._alarms = [(d.wake_ms, name) for name, d in demands if d.wake_ms is not None]
+        heapq.heapify(self._alarms)
 
     # ── room ─────────────────────────────────────────────────────────────────────────────
 
