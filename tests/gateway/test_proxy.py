@@ -398,6 +398,18 @@ async def test_engine_s_own_errors_pass_through() -> None:
 
 
 # case W12
+@pytest.mark.parametrize("status", [204, 304])
+async def test_a_length_where_no_body_can_be_promises_nothing(status: int) -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.write(b"HTTP/1.1 %d Odd\r\nContent-Length: 5\r\n\r\n" % status)
+
+    async with start_gateway(script) as gateway, connect(gateway.port) as wire:
+        for _ in range(2):  # on one connection, so each ended well
+            await wire.write(request_bytes("POST", CHAT, chat()))
+            answer = await wire.read_head()
+            assert (answer.status, answer.header("content-length")) == (status, None)
+
+
 @pytest.mark.parametrize("raw", [b"", b"HTTP/1.1 200", b"nonsense\r\n\r\n"])
 async def test_engine_that_dies_before_its_answer(raw: bytes) -> None:
     async def script(exchange: Exchange) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import signal
-import socket
 import sys
 from contextlib import AsyncExitStack
 
@@ -18,7 +16,7 @@ from rota.core.events import Outcome
 from rota.errors import ConfigError
 from rota.gateway import intake
 from rota.gateway.app import App
-from rota.gateway.server import _holder_of, bind, serve, settled_memory
+from rota.gateway.server import bind, serve, settled_memory
 from tests.gateway.conftest import start_gateway, until
 from tests.gateway.fakes import (
     EVENTS_HEAD,
@@ -178,12 +176,3 @@ def test_memory_is_settled_and_given_back() -> None:
         assert gc.get_freeze_count() > 0
         assert gc.get_threshold()[0] > before[0]
     assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)
-
-
-def test_holder_of_a_free_port_is_nobody() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        holder = _holder_of(port)
-        assert holder is not None
-        assert f"pid {os.getpid()}" in holder
-    assert _holder_of(port) is None

@@ -50,8 +50,14 @@ def error_event(error: RotaError) -> bytes:
     return b"data: " + msgspec.json.encode({"error": _error_object(error)}) + b"\n\n"
 
 
-def error_headers(error: RotaError, request_id: str, body_bytes: int) -> Headers:
-    """The headers of an error answer; SDKs obey `Retry-After` and `x-should-retry`."""
+def error_headers(
+    error: RotaError, request_id: str, body_bytes: int, *, is_last: bool = False
+) -> Headers:
+    """The headers of an error answer; SDKs obey `Retry-After` and `x-should-retry`.
+
+    Args:
+        is_last: whether the connection ends with it.
+    """
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % body_bytes),
@@ -61,7 +67,7 @@ def error_headers(error: RotaError, request_id: str, body_bytes: int) -> Headers
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
     if error.retry is not None:
         headers.append((b"x-should-retry", b"true" if error.retry else b"false"))
-    if error.status == 408:
+    if is_last or error.status == 408:
         headers.append((b"connection", b"close"))  # the rest of its body may yet come
     return headers
 

@@ -245,6 +245,8 @@ class _Call:
 
     async def _start(self, response: Response) -> None:
         headers = _end_to_end(response.headers, _NOT_RETURNED)
+        if response.status in (204, 304):  # a length there promises nothing; uvicorn believes it
+            headers = [header for header in headers if header[0] != b"content-length"]
         names = dict(headers)
         if names.get(b"content-type", b"").lower().startswith(b"text/event-stream"):
             # Said to proxies between us and the client (nginx gathers answers otherwise).

@@ -7,8 +7,7 @@ rota knows when that is.
 Against slow and vanished clients: the kernel ends a connection whose peer takes nothing for
 `STALL_S_MAX` (TCP_USER_TIMEOUT, inherited from the listening socket), so neither a stalled
 reader nor a machine that lost its power holds a slot for good; `intake` bounds the wait for a
-body. What uvicorn does not offer is a bound on a request's head, neither on its size nor on
-the time it takes: a client that connects and never asks costs one idle socket until it leaves.
+body, `connection` what precedes it.
 """
 
 from __future__ import annotations
@@ -21,13 +20,14 @@ import logging
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 
 import uvicorn
 
 from rota.config.values import Config
 from rota.errors import ConfigError
 from rota.gateway.app import App
+from rota.gateway.connection import Connection
+from rota.node import ports
 
 # SDKs keep an idle connection for 5 s; closing at the same moment would cut their next request.
 KEEP_ALIVE_S = 75
@@ -121,7 +121,8 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        holder = _holder_of(port) if error.errno == errno.EADDRINUSE else None
+        is_taken = error.errno == errno.EADDRINUSE
+        holder = ports.holder_of(port, anywhere=True) if is_taken else None
         by = f"; {holder} listens there" if holder else ""
         raise ConfigError(
             f"cannot listen on {where}: {error.strerror}{by}", code="listen_failed"
@@ -163,9 +164,14 @@ class _Server(uvicorn.Server):
         self.listening.set()
 
     async def main_loop(self) -> None:
-        """Once a second, for the date that answers carry; uvicorn's own looks ten times."""
+        """Once a second, for the date that answers carry and for clients that never come to
+        the point; uvicorn's own looks ten times."""
+        clock = asyncio.get_running_loop().time
         while not self._leaving.is_set():
             await self.on_tick(0)
+            for connection in list(self.server_state.connections):
+                assert isinstance(connection, Connection), connection
+                connection.turn_away_if_slow(clock())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._leaving.wait(), 1)
 
@@ -203,7 +209,7 @@ def _uvicorn_config(app: App) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         interface="asgi3",
-        http="httptools",
+        http=Connection,
         ws="none",
         lifespan="off",
         loop="none",  # it runs in the loop it is started from
@@ -215,37 +221,3 @@ def _uvicorn_config(app: App) -> uvicorn.Config:
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_S,
     )
-
-
-def _holder_of(port: int) -> str | None:
-    """Who listens on a TCP port of this machine, for people; None if it cannot be seen.
-
-    /proc names a socket's inode per port, and each process's open sockets by inode; those of
-    other users stay hidden.
-    """
-    inodes = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
-    if not inodes:
-        return None
-    for process in Path("/proc").glob("[0-9]*"):
-        if not inodes.isdisjoint(_open_files(process)):
-            with contextlib.suppress(OSError):
-                return f"{(process / 'comm').read_text().strip()} (pid {process.name})"
-    return None
-
-
-def _open_files(process: Path) -> Iterator[str]:
-    """What a process's descriptors point at; it and they may go while we look."""
-    with contextlib.suppress(OSError):
-        for descriptor in (process / "fd").iterdir():
-            with contextlib.suppress(OSError):
-                yield str(descriptor.readlink())
-
-
-def _listening_inodes(port: int) -> Iterator[str]:
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            for line in Path(table).read_text().splitlines()[1:]:
-                fields = line.split()
-                is_listening = fields[3] == "0A"
-                if is_listening and int(fields[1].rpartition(":")[2], 16) == port:
-                    yield fields[9]

@@ -22,8 +22,13 @@ from rota.node.guard import descendants
 CONTAINER_PROXIES = {"docker-proxy", "dockerd", "rootlessport", "pasta", "slirp4netns", "conmon"}
 
 _LOOPBACK = bytes([127, 0, 0, 1])
-_ANY, _ANY_6 = bytes(4), bytes(16)
-_MAPPED = bytes(10) + b"\xff\xff" + _LOOPBACK  # ::ffff:127.0.0.1
+_REACHED_BY_LOOPBACK = {
+    _LOOPBACK,
+    bytes(10) + b"\xff\xff" + _LOOPBACK,  # ::ffff:127.0.0.1
+    bytes(4),  # any
+    bytes(16),
+}
+_Listener = tuple[int, bytes]  # a socket's inode and its address
 _TCP_LISTEN = 10
 
 
@@ -56,9 +61,10 @@ def is_free(port: int) -> bool:
         return True
 
 
-def holder_of(port: int) -> Holder | None:
-    """Who listens on `port` of loopback; None = nobody, or nobody whom we may look at."""
-    return _find(listening(port), processes.all_pids())
+def holder_of(port: int, *, anywhere: bool = False) -> Holder | None:
+    """Who listens on `port`, of loopback or of any address of this machine; None = nobody, or
+    nobody whom we may look at."""
+    return _find(listening(port, anywhere=anywhere), processes.all_pids())
 
 
 def foreign_holder(port: int, guard_pid: int) -> Holder | None:
@@ -75,21 +81,24 @@ def foreign_holder(port: int, guard_pid: int) -> Holder | None:
     return None if found is None or found.name in CONTAINER_PROXIES else found
 
 
-def listening(port: int) -> set[int]:
-    """The inodes of the sockets that listen on `port` where 127.0.0.1 reaches them."""
+def listening(port: int, *, anywhere: bool = False) -> set[int]:
+    """The inodes of the sockets that listen on `port`: anywhere, or where 127.0.0.1 reaches
+    them."""
     try:
-        return _diagnosed(socket.AF_INET, port) | _diagnosed(socket.AF_INET6, port)
+        four, six = _diagnosed(socket.AF_INET, port), _diagnosed(socket.AF_INET6, port)
     except (OSError, AttributeError):  # a kernel without it, or no Linux
-        return _listed("tcp", port) | _listed("tcp6", port)
+        four, six = _listed("tcp", port), _listed("tcp6", port)
+    found = four | six
+    return {inode for inode, address in found if anywhere or address in _REACHED_BY_LOOPBACK}
 
 
-def _diagnosed(family: int, port: int) -> set[int]:
+def _diagnosed(family: int, port: int) -> set[_Listener]:
     """Ask over netlink (sock_diag(7)). Raises OSError where the kernel cannot answer."""
     wanted = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, 1 << _TCP_LISTEN)
     wanted += struct.pack(">H", port) + bytes(46)
     request, dump, by_family = 0x1, 0x300, 20
     header = struct.pack("=IHHII", 16 + len(wanted), by_family, request | dump, 1, 0)
-    inodes: set[int] = set()
+    found: set[_Listener] = set()
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 4) as kernel:
         kernel.settimeout(1.0)
         kernel.send(header + wanted)
@@ -98,29 +107,28 @@ def _diagnosed(family: int, port: int) -> set[int]:
             while answer:
                 length, kind = struct.unpack_from("=IH", answer)
                 if kind == 3:  # NLMSG_DONE
-                    return inodes
+                    return found
                 if kind != by_family:  # NLMSG_ERROR
                     raise OSError("no socket diagnosis")
                 message, answer = answer[16:length], answer[(length + 3) & ~3 :]
                 (at,) = struct.unpack_from(">H", message, 4)
                 address = message[8:12] if family == socket.AF_INET else message[8:24]
-                if at == port and address in (_LOOPBACK, _ANY, _ANY_6, _MAPPED):
-                    inodes.add(struct.unpack_from("=I", message, 68)[0])
+                if at == port:
+                    found.add((struct.unpack_from("=I", message, 68)[0], address))
 
 
-def _listed(table: str, port: int) -> set[int]:
+def _listed(table: str, port: int) -> set[_Listener]:
     """Read /proc/net/tcp (proc_pid_net(5)): words of four bytes, each in the machine's order."""
-    inodes = set()
+    found: set[_Listener] = set()
     with contextlib.suppress(OSError):
         for line in (processes.PROC / "self/net" / table).read_text().splitlines()[1:]:
             fields = line.split()
             words, _, at = fields[1].partition(":")
             raw = bytes.fromhex(words)
             address = b"".join(raw[n : n + 4][::-1] for n in range(0, len(raw), 4))
-            reaches = address in (_LOOPBACK, _ANY, _ANY_6, _MAPPED)
-            if int(fields[3], 16) == _TCP_LISTEN and int(at, 16) == port and reaches:
-                inodes.add(int(fields[9]))
-    return inodes
+            if int(fields[3], 16) == _TCP_LISTEN and int(at, 16) == port:
+                found.add((int(fields[9]), address))
+    return found
 
 
 def _find(inodes: set[int], among: set[int]) -> Holder | None:
