@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import pytest
+
 from rota.node.memory import available_mib
 from tests.cli.support import model, run, served, wait_until_gone, write_config
 
@@ -74,12 +76,24 @@ def test_sigterm_drains(tmp_path: Path) -> None:
         wait_until_gone(pids)
 
 
-def test_sigint_ends_as_well(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_ctrl_c_and_a_lost_terminal_end_as_well(tmp_path: Path, number: int) -> None:
     with served(write_config(tmp_path, model("a"))) as rota:
         rota.admin.load("a").result()
         pids = rota.pids()
-        assert rota.end(signal.SIGINT) == 0
+        assert rota.end(number) == 0
         wait_until_gone(pids)
+
+
+def test_nohup_is_honoured(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # children inherit it
+    try:
+        with served(write_config(tmp_path, model("a"))) as rota:
+            rota.process.send_signal(signal.SIGHUP)
+            assert rota.admin.load("a").result()["state"] == "ready"
+            assert rota.end() == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:

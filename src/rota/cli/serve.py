@@ -33,7 +33,7 @@ from rota.gateway.server import serve as serve_app
 from rota.node.lock import StateLock
 
 DRAIN_MS = 10_000
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = logging.getLogger("rota")
 
@@ -103,9 +103,11 @@ async def _controlled(config: Config) -> AsyncIterator[Controller]:
 
 
 def end_on_signal() -> asyncio.Event:
-    """An event that the first SIGTERM or SIGINT sets; a second one ends the process at once.
+    """An event that the first SIGTERM, SIGINT or SIGHUP (the terminal is gone) sets; a second
+    one ends the process at once.
 
-    Engines end with the process, however it ends: their guards see to it.
+    Engines end with the process, however it ends: their guards see to it. A signal that rota
+    was started to ignore, as under nohup, stays ignored.
     """
     ending = asyncio.Event()
 
@@ -116,7 +118,8 @@ def end_on_signal() -> asyncio.Event:
 
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
-        loop.add_signal_handler(number, heard, number)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, heard, number)
     return ending
 
 

@@ -81,7 +81,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="For programs.")
 def serve(path: Path, listen: str | None, allow_open: bool, state: Path | None) -> None:
     """Serve the models of FILE until a signal.
 
-    Runs in the foreground and logs to stderr. On SIGTERM or Ctrl-C it takes no new request,
+    Runs in the foreground and logs to stderr. On SIGTERM, SIGHUP or Ctrl-C it takes no new request,
     answers the waiting, gives the running 10 s, ends every engine and leaves with 0; a second
     signal ends it at once.
     """
