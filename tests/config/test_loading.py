@@ -5,11 +5,13 @@ How: short files, and the values, problems or warnings that come out, word for w
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 
 import pytest
 
+from rota.config.addresses import is_own
 from rota.config.values import CommandEngine, LlamaCppEngine, UrlEngine
 from rota.core.types import Scaling
 from tests.config.helpers import complaints, loaded, warnings
@@ -297,8 +299,19 @@ def test_names_and_aliases_are_unique(tmp_path: Path) -> None:
     ]
 
 
+def test_every_address_of_this_machine_is_its_own() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("203.0.113.9", 9))  # sends nothing; says which address would
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        address = probe.getsockname()[0]
+    assert is_own(f"http://{address}:8080", "0.0.0.0", 8080)
+    assert not is_own(f"http://{address}:8080", "127.0.0.1", 8080)
+
+
 @pytest.mark.parametrize(
-    ("listen", "host", "is_own"),
+    ("listen", "host", "is_refused"),
     [
         ("127.0.0.1:8080", "localhost", True),
         ("127.0.0.1:8080", "127.0.0.1", True),
@@ -307,15 +320,20 @@ def test_names_and_aliases_are_unique(tmp_path: Path) -> None:
         ("127.0.0.1:8080", "0.0.0.0", True),
         ("0.0.0.0:8080", "localhost", True),
         ("[::]:8080", "LOCALHOST", True),
+        ("0.0.0.0:8080", "127.0.0.3", True),
+        ("0.0.0.0:8080", "203.0.113.9", False),  # TEST-NET-3: nobody's
+        ("0.0.0.0:8080", "some.host", False),
         ("10.0.0.5:8080", "10.0.0.5", True),
         ("127.0.0.1:8080", "10.0.0.5", False),
         ("127.0.0.1:8081", "localhost", False),
         ("127.0.0.1:0", "localhost", False),
     ],
 )
-def test_own_address_as_an_upstream(tmp_path: Path, listen: str, host: str, is_own: bool) -> None:
+def test_own_address_as_an_upstream(
+    tmp_path: Path, listen: str, host: str, is_refused: bool
+) -> None:
     text = f"listen: '{listen}'\nmodels: {{a: {{url: 'http://{host}:8080/v1'}}}}"
-    if not is_own:
+    if not is_refused:
         loaded(tmp_path, text, allow_open=True)
         return
     assert complaints(tmp_path, text, allow_open=True) == [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
+import socket
 from urllib.parse import urlsplit
 
 LISTEN = "127.0.0.1:8080"
@@ -38,7 +40,22 @@ def is_own(url: str, host: str, port: int) -> bool:
         return False
     everywhere = {"0.0.0.0", "::", "0"}  # noqa: S104  # named to be refused
     is_here = is_loopback(parts.hostname) or parts.hostname in everywhere
-    return parts.hostname == host or (is_here and (is_loopback(host) or host in everywhere))
+    if host in everywhere:
+        return is_here or _is_of_this_machine(parts.hostname)
+    return parts.hostname == host or (is_here and is_loopback(host))
+
+
+def _is_of_this_machine(host: str) -> bool:
+    """Whether an address is one of our own: what is sent there comes from there. Nothing is
+    sent to find out; names are not resolved, which takes long and changes by the hour."""
+    try:
+        address = ipaddress.ip_address(host)
+        family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))
+            return ipaddress.ip_address(probe.getsockname()[0]) == address
+    except (OSError, ValueError):
+        return False
 
 
 def url_problem(url: str) -> str | None:

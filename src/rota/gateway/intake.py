@@ -41,18 +41,16 @@ class Intake:
 
     Args:
         model: as the caller spelled it; may be an alias.
-        is_stream: whether it asked for server-sent events.
         body: as received.
     """
 
     model: str
-    is_stream: bool
     body: bytes
 
 
 class _Fields(msgspec.Struct):
     model: str
-    stream: bool | None = None
+    stream: bool | None = None  # looked at for its type only
 
 
 _DECODER = msgspec.json.Decoder(_Fields)
@@ -88,7 +86,7 @@ async def read_intake(
             "speak plain HTTP/1.1 (in Java: HttpClient.Version.HTTP_1_1)"
         )
     fields = _decode(body)
-    return Intake(model=fields.model, is_stream=bool(fields.stream), body=body)
+    return Intake(model=fields.model, body=body)
 
 
 async def _read_body(receive: Receive, body_bytes_max: int) -> bytes:
