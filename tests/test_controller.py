@@ -4,6 +4,7 @@ How: the real scheduler under the real loop, over a cluster that only writes ord
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -161,6 +162,33 @@ async def test_ending_twice_is_ending_once() -> None:
         await asker.finish()
         model = controller.status()["models"][0]  # type: ignore[index]
         assert model["replicas"][0]["in_flight"] == 0
+
+
+async def test_status_is_as_of_now_however_long_nothing_has_happened() -> None:
+    async with running(entry("a")) as (controller, cluster):
+        asker = Asker(controller, "a")
+        await until(lambda: len(cluster.orders) == 1)
+        cluster.ready("r1")
+        await asker.finish()
+
+        def idle_s() -> float:
+            model = controller.status()["models"][0]  # type: ignore[index]
+            return model["replicas"][0]["idle_s"]  # type: ignore[no-any-return]
+
+        await until(lambda: idle_s() > 0)
+
+
+async def test_last_words_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with running(entry("a")) as (controller, cluster):
+        asker = Asker(controller, "a")
+        await until(lambda: len(cluster.orders) == 1)
+        cluster.stopped("r1", StopCause.CRASHED, "no such flag")
+        with pytest.raises(CapacityError, match="no such flag"):
+            await asker.finish()
+    said = [message for message in caplog.messages if "no such flag" in message]
+    assert said[0] == "r1 is gone (crashed): no such flag"
+    assert all(message.count("no such flag") == 1 for message in said)
 
 
 async def test_a_replica_gone_before_it_is_looked_up_is_a_502_and_no_leak() -> None:

@@ -18,7 +18,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self, assert_never
 
 from rota.cluster.base import Cluster
@@ -238,7 +238,8 @@ class Controller:
             log.warning("replicas are still there %.0f s after shutdown was asked", bound_s)
 
     def status(self) -> dict[str, object]:
-        """The state of every model, replica and device, as plain values for JSON."""
+        """The state of every model, replica and device as of now, as plain values for JSON."""
+        self.post(TimePassed())  # nothing may have happened for hours
         status = self._scheduler.snapshot()
         for model in status["models"]:  # type: ignore[attr-defined]
             model["aliases"] = list(self.config.models[model["name"]].aliases)
@@ -269,9 +270,11 @@ class Controller:
         if isinstance(event, ReplicaReady | ReplicaStopped):
             is_own_doing = isinstance(event, ReplicaStopped) and event.cause is not StopCause.ASKED
             log.log(logging.WARNING if is_own_doing else logging.INFO, "%s", describe(event))
+        # An engine's last words have just been told, or are in the refusal.
+        cause = replace(event, detail="") if isinstance(event, ReplicaStopped) else event
         for effect in effects:
             if log.isEnabledFor(_level(effect)):
-                log.log(_level(effect), "%s  (%s)", describe(effect), describe(event))
+                log.log(_level(effect), "%s  (%s)", describe(effect), describe(cause))
             self._perform(effect)
         if isinstance(event, ReplicaStopped):
             departure = self._departures.pop(event.replica, None)

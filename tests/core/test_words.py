@@ -53,6 +53,15 @@ def test_a_load_is_estimated_by_the_last_and_counts_down() -> None:
     assert eta_ms(stage, "a") == 1_000
 
 
+def test_status_counts_down_without_news() -> None:
+    stage = Stage(model("a", load_ms=10_000))
+    stage.ask("a")
+    stage.feed(TimePassed(), after_ms=9_000)
+    models = stage.scheduler.snapshot()["models"]
+    assert isinstance(models, list)
+    assert models[0]["eta_s"] == 1.0
+
+
 def test_a_late_load_is_expected_to_be_late_by_as_much_again() -> None:
     stage = Stage(model("a", load_ms=10_000))
     stage.ask("a")

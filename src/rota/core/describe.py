@@ -24,6 +24,7 @@ from rota.core.events import (
 )
 from rota.core.state import Demand, Replica, State
 from rota.core.types import Phase, Placement
+from rota.core.words import eta_ms
 
 
 def describe(fact: Event | Effect) -> str:
@@ -121,7 +122,7 @@ def _model(state: State, demand: Demand) -> dict[str, object]:
         "waiting": len(demand.waiting),
         "expected_back": len(demand.told),
         "reason": demand.telling.text if demand.telling is not None else None,
-        "eta_s": _seconds(demand.telling.eta_ms) if demand.telling is not None else None,
+        "eta_s": _seconds(eta_ms(state, demand)) if demand.telling is not None else None,
         "last_failure": demand.failure.detail if demand.failure is not None else None,
         "load_s": _seconds(demand.load_ms),
         "loads": demand.loads,
