@@ -6,6 +6,7 @@ How: a small HTTP server on a free port answers what each test tells it to.
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -113,15 +114,26 @@ def test_ps() -> None:
     lines = [line.split() for line in result.stdout.splitlines()]
     assert lines[0][:4] == ["MODEL", "STATE", "REPLICA", "PID"]
     assert " ".join(lines[1]) == "smol ready r1 123 cpu 600 MiB idle 1 min 15 s"
-    assert " ".join(lines[2]) == "big waiting 3 waiting for smol to leave"
-    assert " ".join(lines[3]) == "local/cpu: 600 MiB of 1 GiB used"
+    assert " ".join(lines[2]) == "big waiting 3"
+    assert " ".join(lines[3]) == "waiting for smol to leave"
+    assert " ".join(lines[4]) == "local/cpu: 600 MiB of 1 GiB used"
 
 
 def test_ps_shows_nothing_that_a_terminal_obeys() -> None:
     odd = {**WAITING, "name": "[red]\x1b[2Jbig", "reason": "a\nb"}
     with fake(status=(200, {"models": [odd], "devices": []})) as server:
         result = run(server, "ps")
-    assert result.stdout.splitlines()[1].split() == ["[red]", "[2Jbig", "waiting", "3", "a", "b"]
+    assert result.stdout.splitlines()[1].split() == ["[red]", "[2Jbig", "waiting", "3"]
+    assert result.stdout.splitlines()[2:] == ["  a b"]
+
+
+def test_ps_of_long_last_words_keeps_its_columns() -> None:
+    failed = {**WAITING, "state": "failed", "reason": None, "last_failure": "word " * 100}
+    with fake(status=(200, {"models": [failed, READY], "devices": []})) as server:
+        lines = run(server, "ps").stdout.splitlines()
+    assert lines[2] == "  " + " ".join(["word"] * 100)  # whole, since this is no terminal
+    assert all(len(line) < 80 for line in (*lines[:2], *lines[3:]))
+    assert lines == [line.rstrip() for line in lines]
 
 
 def test_ps_for_programs() -> None:
@@ -139,6 +151,15 @@ def test_load_says_what_happens_on_the_way() -> None:
     assert result.stderr.startswith("large: waiting 0.")
     assert result.stderr.endswith(", about 1 min 30 s to go: waiting for smol to leave\n")
     assert result.stdout.startswith("big is ready (r2) after ")
+
+
+def test_load_does_not_say_twice_that_it_loads() -> None:
+    loading = {**WAITING, "state": "loading", "reason": "big is loading", "eta_s": None}
+    loaded = {"model": "big", "state": "ready", "replica": "r2"}
+    status = {"models": [loading], "devices": []}
+    with fake(status=(200, status), models__big__load=(200, loaded)) as server:
+        result = run(server, "load", "big")
+    assert re.fullmatch(r"big: loading \d+\.\d s\n", result.stderr)
 
 
 def test_load_for_programs_says_nothing_else() -> None:

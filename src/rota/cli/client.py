@@ -7,9 +7,11 @@ is a result goes to stdout, what happens on the way to stderr.
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import click
@@ -21,6 +23,9 @@ from rota.errors import RotaError
 
 LOOK_EVERY_S = 0.2
 
+TITLES = ("MODEL", "STATE", "REPLICA", "PID", "DEVICES", "MEMORY", "BUSY", "WAITING")
+
+Row = tuple[str, ...]
 Look = tuple[str, str, float | None]  # a model's state, what it waits for, seconds to go
 
 
@@ -30,34 +35,41 @@ def ps(url: str, *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(status, indent=2))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    # Into a file or pipe, lines are as long as they are; a terminal folds the last column.
-    console = Console(width=None if sys.stdout.isatty() else 1_000)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("MODEL", "STATE", "REPLICA", "PID", "DEVICES", "MEMORY", "BUSY", "WAITING"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("WHY", overflow="fold")
-    for row in _rows(status):
-        table.add_row(*map(printable, row))
-    console.print(table, markup=False, highlight=False)
+    rows = [(tuple(map(printable, cells)), printable(why)) for cells, why in _rows(status)]
+    widths = [
+        max(map(len, column)) for column in zip(TITLES, *(cells for cells, _ in rows), strict=True)
+    ]
+    click.secho(_line(TITLES, widths), bold=True)
+    for cells, why in rows:
+        click.echo(_line(cells, widths))
+        for line in _fold(why):
+            click.echo(line)
     for device in status["devices"]:
-        console.print(_say_device(device), markup=False, highlight=False)
+        click.echo(printable(_say_device(device)))
 
 
-def _rows(status: Json) -> Iterator[tuple[str, ...]]:
-    """A row per replica, or one for a model without any."""
+def _line(cells: Row, widths: Sequence[int]) -> str:
+    return "  ".join(map(str.ljust, cells, widths)).rstrip()
+
+
+def _fold(why: str) -> list[str]:
+    """A reason below its row, since it may be an engine's last words; whole if nobody looks."""
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else len(why) + 2
+    return textwrap.wrap(why, columns, initial_indent="  ", subsequent_indent="  ")
+
+
+def _rows(status: Json) -> Iterator[tuple[Row, str]]:
+    """A row and its reason per replica, or one for a model without any."""
     for model in status["models"]:
         waiting, reason = str(model["waiting"] or ""), model.get("reason") or ""
         if not model["replicas"]:
             why = reason or model.get("last_failure") or ""
-            yield (model["name"], model["state"], "", "", "", "", "", waiting, why)
+            yield (model["name"], model["state"], "", "", "", "", "", waiting), why
         for n, replica in enumerate(model["replicas"]):
             name = model["name"] if n == 0 else ""
             is_settled = replica["phase"] == "ready"
             why = reason or ("" if is_settled else replica.get("why") or "")
-            yield (name, replica["phase"], *_replica_cells(replica), waiting, why)
+            yield (name, replica["phase"], *_replica_cells(replica), waiting), why
             waiting, reason = "", ""
 
 
@@ -115,10 +127,10 @@ def _watch_in_lines(admin: Admin, model: str, pending: Pending, began_s: float) 
 
 
 def _say_progress(model: str, look: Look, elapsed_s: float) -> str:
-    """`model: loading 3.2 s, about 1.5 s to go: evicting smol`."""
+    """`model: waiting 3.2 s, about 1.5 s to go: waiting for smol to leave`."""
     state, reason, eta_s = look
     to_go = f", about {_say_seconds(eta_s)} to go" if eta_s is not None else ""
-    why = f": {reason}" if reason else ""
+    why = f": {reason}" if reason and state != "loading" else ""  # it would say that again
     return printable(f"{model}: {state} {_say_seconds(elapsed_s)}{to_go}{why}")
 
 
