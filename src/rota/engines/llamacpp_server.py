@@ -19,7 +19,7 @@ def main() -> None:
     try:
         import xllamacpp
     except ImportError:
-        sys.exit("the embedded engine needs the xllamacpp wheel: pip install 'rota[llamacpp]'")
+        sys.exit("the embedded engine needs a wheel: pip install xllamacpp")
     try:
         server = xllamacpp.Server(_params(xllamacpp, args))  # returns once the model is loaded
     except RuntimeError as error:
