@@ -26,6 +26,7 @@ from tests.config.helpers import complaints, loaded
         (b"models:\n\ta: {}", ":2:1: a tab; YAML is indented with spaces"),
         (b"a: b: c", ":1:5: not YAML: a second `:` in one line; quote the text if it has one"),
         (b"a: @x", ":1:4: not YAML: text cannot start with `@`; quote it"),
+        (b"a: {b: x ${PORT}}", ":1:11: not YAML: within `{…}` a text with `${…}` needs quotes"),
         (b"a: [1", ":1:6: not YAML: expected ',' or ']', but got '<stream end>'"),
         (b"a: *b", ":1:4: not YAML: found undefined alias 'b'"),
         (b"a: 1\n---\nb: 2", ":2:1: not YAML: but found another document"),

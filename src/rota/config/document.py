@@ -136,6 +136,8 @@ def _say_yaml(error: MarkedYAMLError, text: str, place: Place) -> str:
         return "a tab; YAML is indented with spaces"
     if said.startswith("mapping values"):
         return "not YAML: a second `:` in one line; quote the text if it has one"
+    if here.startswith("{") and lines[place.line - 1][: place.column - 1].endswith("$"):
+        return "not YAML: within `{…}` a text with `${…}` needs quotes"
     if here[:1] in {"@", "`", "%"}:
         return f"not YAML: text cannot start with `{here[0]}`; quote it"
     return f"not YAML: {said}"

@@ -21,8 +21,7 @@ smallest useful one:
 
 ```yaml
 models:
-  qwen:
-    {model: /models/qwen.gguf, scaling: {max: 1}}
+  qwen: {model: /models/qwen.gguf, scaling: {max: 1}}
 ```
 
 [examples/rota.yaml](../examples/rota.yaml) shows every kind of entry.
@@ -36,6 +35,7 @@ models:
 - **Paths** that are relative start at the file's folder; `~` is the home folder.
 - **Placeholders**: `${PORT}` and `${MODEL}` are filled in at each start, `${name}` from `macros`
   when the file is read. Macros do not contain each other. No shell and no environment is asked.
+  Within `{…}` a text with a placeholder needs quotes.
 """
 
 _AFTER_SCALING = """\

@@ -250,7 +250,7 @@ class ModelKeys(SharedKeys):
     gpu_layers: Annotated[int | None, _whole(0, 100_000)] = key(
         "number", "`model`: layers on the GPU.", shown="llama.cpp decides"
     )
-    embedding: Truth = key("true or false", "`model`: serve embeddings, not text.", "false")
+    embedding: Truth = key("true or false", "`model`: serve `/v1/embeddings`.", "false")
     args: Texts = key("list", "`model` with `server`: more arguments.", ())
 
 
