@@ -78,7 +78,7 @@ def simulate(seed: int, *, endless: bool = False) -> Report:
 
 
 def bound_ms(world: World, model: ModelName) -> int:
-    """How long a caller who always returns waits for its grant at most, in step A.
+    """How long a caller who always returns waits for its grant at most.
 
     Stated and explained in docs/scheduler.md, "How long it can take". `patience` is the
     longest of all models, since a demand that is older but more patient goes first; the
