@@ -103,8 +103,8 @@ def run_demo(*, leave: bool, port: int | None, state_dir: Path | None) -> None:
 def _require_packages() -> None:
     missing = [wanted for name, wanted in PACKAGES.items() if not importlib.util.find_spec(name)]
     if missing:
-        commands = "\n".join(f"  pip install {wanted}" for wanted in missing)
-        raise ConfigError(f"the demo needs more than rota; install it:\n{commands}", code="no_demo")
+        commands = " && ".join(f"pip install {wanted}" for wanted in missing)
+        raise ConfigError(f"the demo needs more than rota: {commands}", code="no_demo")
 
 
 def _choose_port(port: int | None) -> int:
