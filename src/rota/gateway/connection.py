@@ -72,15 +72,12 @@ class Connection(HttpToolsProtocol):
 
     # -- what the parser tells
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if self._is_in_head:
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         self._head_since = None
         self._beside_bytes = 0
         super().on_headers_complete()
+        self.headers = []  # another list than the request's: trailers land here
         if self.pipeline:
             self.flow.resume_reading()  # or its leaving would not be seen
         if len(self.pipeline) > PIPELINE_MAX:
