@@ -23,6 +23,7 @@ from rota.controller import Controller
 from rota.core.types import Model, Scaling
 from rota.gateway.app import App
 from rota.gateway.server import serve
+from rota.node.guard import descendants
 from rota.testing.fake_devices import FakeDevices
 
 ON_DEMAND = Scaling(0, 1, 600_000)
@@ -38,7 +39,8 @@ class Fake:
     Args:
         knobs: its flags, see `rota.testing.fake_engine`.
         takes_mib: what the engine really takes; by default what the catalog says.
-        argv: another command than the fake engine.
+        shell: what a shell does first, when the engine is to be started by one.
+        shell_tail: what the engine's command ends in then.
     """
 
     name: str
@@ -47,7 +49,8 @@ class Fake:
     takes_mib: int | None = None
     scaling: Scaling = ON_DEMAND
     start_timeout_ms: int = 30_000
-    argv: tuple[str, ...] = ()
+    shell: str = ""
+    shell_tail: str = ""
     facts: tuple[tuple[str, Any], ...] = ()
 
     def entry(self, devices: Path) -> ModelConfig:
@@ -57,10 +60,12 @@ class Fake:
             *("--name", self.name, "--device", str(devices), "--device-mib", str(takes)),
             *self.knobs,
         )
+        if self.shell:
+            command = ("sh", "-c", f"{self.shell} {' '.join(command)} {self.shell_tail}")
         facts: dict[str, Any] = {"stop_grace_ms": 1_000, "slots": 10} | dict(self.facts)
         return ModelConfig(
             model=Model(self.name, self.scaling, self.memory_mib, **facts),
-            engine=CommandEngine(self.argv or command),
+            engine=CommandEngine(command),
             start_timeout_ms=self.start_timeout_ms,
         )
 
@@ -85,6 +90,16 @@ class Rig:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return await self.http.post("/v1/chat/completions", json=body, headers=named)
 
+    @asynccontextmanager
+    async def begun(self, model: str) -> AsyncIterator[AsyncIterator[str]]:
+        """A streamed chat whose answer has begun: the lines of the rest."""
+        body = {"model": model, "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+        async with self.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            assert answer.status_code == 200, await answer.aread()
+            lines = answer.aiter_lines()
+            assert (await anext(lines)).startswith("data: ")
+            yield lines
+
     def model(self, name: str) -> dict[str, Any]:
         """A model's status."""
         models: Any = self.controller.status()["models"]
@@ -102,6 +117,10 @@ class Rig:
         models: Any = self.controller.status()["models"]
         return sum(r["in_flight"] for model in models for r in model["replicas"])
 
+    def waiting(self) -> int:
+        models: Any = self.controller.status()["models"]
+        return sum(model["waiting"] for model in models)
+
     async def engine_stats(self, name: str) -> dict[str, Any]:
         """What the fake engine says of itself, asked past rota."""
         port = self.model(name)["replicas"][0]["port"]
@@ -115,6 +134,7 @@ async def rota(
     tmp_path: Path, fakes: Iterable[Fake], devices: Mapping[str, int], **config: Any
 ) -> AsyncIterator[Rig]:
     """Run rota until the block is left; then nothing of it may remain."""
+    before = set(descendants(os.getpid()))
     path = tmp_path / "devices.json"
     fake_devices = FakeDevices.create(path, devices)
     entries = [fake.entry(path) for fake in fakes]
@@ -134,6 +154,7 @@ async def rota(
         yield Rig(server.url, controller, fake_devices, http)
         await controller.shutdown(grace_ms=0)
     assert set(fake_devices.used_mib().values()) <= {0}, fake_devices.used_mib()
+    await until(lambda: before.issuperset(descendants(os.getpid())), "no process is left")
 
 
 async def until(condition: Callable[[], Any], what: str = "") -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 
 from rota.core.types import Scaling
-from tests.system.rig import ALWAYS, OFF, Fake, Rig, rota, until
+from tests.system.rig import ALWAYS, BOUND_S, OFF, Fake, Rig, rota, until
 
 DEVICES = {f"gpu{n}": 1_000 for n in range(4)}
 BRIEFLY_IDLE = Scaling(min=0, max=1, idle_timeout_ms=400)
@@ -20,7 +20,12 @@ def twelve_models() -> list[Fake]:
         *(Fake(f"chat-{n}", memory_mib=900) for n in range(6)),
         Fake("steps-down", scaling=BRIEFLY_IDLE, memory_mib=900),
         Fake("slow", ("--load-s", "1.2"), memory_mib=900).with_facts(activation_wait_ms=300),
-        Fake("long-answers", ("--tokens", "4000", "--tokens-per-second", "20"), memory_mib=900),
+        Fake(
+            "long-answers",
+            ("--tokens", "4000", "--tokens-per-second", "20"),
+            scaling=BRIEFLY_IDLE,
+            memory_mib=900,
+        ),
         Fake("off", scaling=OFF),
         Fake("unstated", scaling=OFF),  # what a file that states no scaling comes to
         Fake("embedder", scaling=ALWAYS, memory_mib=100),
@@ -83,22 +88,24 @@ async def more_models_than_room_take_turns(rig: Rig) -> None:
 
 
 async def what_is_busy_stays_however_long_ago_it_was_loaded(rig: Rig) -> None:
-    long_answer = asyncio.create_task(rig.chat("long-answers", stream=True))
-    await until(lambda: rig.in_flight() == 1)
-    pid = rig.pid("long-answers")
-    for n in range(6):  # each of these is loaded later, and used later
-        assert (await rig.chat(f"chat-{n}")).status_code == 200
-    assert not long_answer.done()
-    assert rig.pid("long-answers") == pid
-    long_answer.cancel()
-    await until(lambda: rig.in_flight() == 0)
+    async with rig.begun("long-answers"):
+        pid = rig.pid("long-answers")
+        assert (await rig.chat("steps-down")).status_code == 200
+        await until(lambda: rig.state("steps-down") == "cold", "idle for as long as that is busy")
+        for n in range(6):  # each of these is loaded later, and used later
+            assert (await rig.chat(f"chat-{n}")).status_code == 200
+        assert rig.state("long-answers") == "ready"
+        assert rig.pid("long-answers") == pid
+        assert rig.in_flight() == 1
+    await until(lambda: rig.state("long-answers") == "cold", "idle once its client has left")
 
 
 async def what_is_only_watched_steps_down(rig: Rig) -> None:
     await rig.chat("steps-down")
-    while rig.state("steps-down") != "cold":  # asked all the while: none of this is use
-        for path in ("/health", "/v1/models", "/v1/models/steps-down", "/rota/v1/status"):
-            assert (await rig.http.get(path)).status_code == 200
+    async with asyncio.timeout(BOUND_S):
+        while rig.state("steps-down") != "cold":  # asked all the while: none of this is use
+            for path in ("/health", "/v1/models", "/v1/models/steps-down", "/rota/v1/status"):
+                assert (await rig.http.get(path)).status_code == 200
 
 
 def said(answer: httpx2.Response) -> str:

@@ -71,7 +71,7 @@ def main() -> None:
     """Serve until a signal ends the process, or a knob does."""
     knobs = _knobs()
     engine = Engine(knobs)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN if knobs.ignore_sigterm else signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, _on_sigterm(knobs))
     _say(f"fake engine, pid {os.getpid()}, port {knobs.port}")
     _crash_if(knobs.crash_at == "start", "told to crash at start")
     if knobs.grandchild:
@@ -104,6 +104,7 @@ def _knobs() -> argparse.Namespace:
     add("--first-token-s", type=float, default=0.0)
     add("--slots", type=int, default=1_000)
     add("--ignore-sigterm", action="store_true")
+    add("--exit-s", type=float, default=0.0, help="needs so long to end when it is asked to")
     add("--crash-at", default="", metavar="{start,load,ready,token:N}")
     add("--probe-hangs", action="store_true", help="/health gets a connection and no answer")
     add("--grandchild", choices=["stays", "ignores-sigterm", "setsid"])
@@ -111,6 +112,16 @@ def _knobs() -> argparse.Namespace:
     add("--drop-after-tokens", type=int, help="reset the connection in mid-stream")
     add("--log-flood-mib", type=int, default=0)
     return parser.parse_args()
+
+
+def _on_sigterm(knobs: argparse.Namespace) -> Callable[[int, object], None] | signal.Handlers:
+    def end_slowly(_number: int, _frame: object) -> None:
+        time.sleep(knobs.exit_s)
+        os._exit(0)
+
+    if knobs.ignore_sigterm:
+        return signal.SIG_IGN
+    return end_slowly if knobs.exit_s else signal.SIG_DFL
 
 
 def _load(engine: Engine) -> None:
