@@ -47,6 +47,23 @@ def test_the_lock_goes_with_its_holder_however_it_ends(tmp_path: Path) -> None:
         assert (tmp_path / "lock").read_text() == f"{os.getpid()} there\n"
 
 
+def test_a_full_disk_does_not_keep_from_the_lock(tmp_path: Path) -> None:
+    text = (
+        "import resource, sys; from pathlib import Path; from rota.node.lock import StateLock\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # each write fails, as on a full disk\n"
+        "StateLock(Path(sys.argv[1]), 'here').acquire(); print('held', flush=True)\n"
+        "sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", text, str(tmp_path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(ConfigError, match="another rota uses the state directory"):
+            StateLock(tmp_path, "there").acquire()
+        holder.kill()
+
+
 async def test_the_lock_is_not_inherited_by_guards_or_engines(tmp_path: Path) -> None:
     lock = StateLock(tmp_path, "here")
     lock.acquire()

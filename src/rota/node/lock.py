@@ -6,6 +6,7 @@ only says who holds it. Refused: a pid file, which does outlive its writer.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -49,8 +50,9 @@ class StateLock:
                 "end it, or name another directory with `state:`",
                 code="state_in_use",
             ) from error
-        os.truncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()} {self._listen}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk is no reason not to serve
+            os.truncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()} {self._listen}\n".encode(), 0)
         self._fd = fd
 
     def release(self) -> None:
