@@ -1,4 +1,4 @@
-"""The log and the standard streams: a reader that does not read, one that left, none at all.
+"""What a shell hands to `rota serve`: streams that nobody reads, or that are missing; limits.
 
 How: `rota serve` as a child whose streams are as a shell would set them; it is found by what
 stands in its lock. The writer by itself on a pipe that is full.
@@ -6,8 +6,10 @@ stands in its lock. The writer by itself on a pipe that is full.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -26,10 +28,12 @@ LINES = 2_000  # more than a pipe of 64 KiB holds, beyond what is queued
 
 
 @contextmanager
-def _served(folder: Path, redirection: str, fd: int | None = None) -> Iterator[Admin]:
+def _served(
+    folder: Path, redirection: str = "", fd: int | None = None, *, before: str = ""
+) -> Iterator[Admin]:
     """`rota serve` with its streams redirected; it has to end with 0."""
     path = write_config(folder, model("a"))
-    command = f'exec "$0" -m rota.cli serve --config "$1" {redirection}'
+    command = f'{before} exec "$0" -m rota.cli serve --config "$1" {redirection}'
     argv = ["bash", "-c", command, sys.executable, str(path)]
     kept = () if fd is None else (fd,)
     with subprocess.Popen(argv, pass_fds=kept, start_new_session=True) as child:
@@ -79,6 +83,14 @@ def test_a_reader_that_does_not_read(tmp_path: Path) -> None:
         os.set_blocking(writes, True)
         with _served(tmp_path, f"2>&{writes}", writes) as admin:
             assert admin.load("a").result()["state"] == "ready"
+
+
+def test_more_clients_than_the_soft_limit_has_descriptors(tmp_path: Path) -> None:
+    with _served(tmp_path, before="ulimit -Sn 64;") as admin, contextlib.ExitStack() as clients:
+        host, port = admin.url.removeprefix("http://").split(":")
+        for _ in range(100):
+            clients.enter_context(socket.create_connection((host, int(port)), BOUND_S))
+        assert admin.load("a").result()["state"] == "ready"
 
 
 def test_lines_beyond_the_bound_are_counted() -> None:

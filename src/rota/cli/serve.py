@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from rota.gateway.server import serve as serve_app
 from rota.node.lock import StateLock
 
 DRAIN_MS = 10_000
+DESCRIPTORS = 65_536
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 log = logging.getLogger("rota")
@@ -49,6 +51,7 @@ class Running:
 def serve(path: Path, *, listen: str | None, allow_open: bool, state_dir: Path | None) -> None:
     """Serve a file until a signal. Raises ConfigError: it cannot be served."""
     open_missing()
+    _raise_descriptor_limit()
     config = load(path, listen=listen, allow_open=allow_open, state_dir=state_dir)
     with log_to_stderr(), asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_until_signalled(config))
@@ -121,6 +124,17 @@ def end_on_signal() -> asyncio.Event:
         if signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, heard, number)
     return ending
+
+
+def _raise_descriptor_limit() -> None:
+    """Up to what we may have, or enough: a soft limit of 1,024 is the usual default, and one
+    model's full queue passes it. Not beyond, for engines inherit it, and old programs close
+    each descriptor they could have had."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # a system with a bound of its own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _say_what_is_served(controller: Controller) -> None:
