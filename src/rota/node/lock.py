@@ -38,7 +38,7 @@ class StateLock:
         except OSError as error:
             raise ConfigError(
                 f"cannot use the state directory {self._state_dir}: {error.strerror}; "
-                "name another with `state:`",
+                "name another with `state:` or --state",
                 code="state_unusable",
             ) from error
         try:
@@ -47,7 +47,7 @@ class StateLock:
             os.close(fd)
             raise ConfigError(
                 f"{_holder(path)} uses the state directory {self._state_dir}; "
-                "end it, or name another directory with `state:`",
+                "end it, or name another directory with `state:` or --state",
                 code="state_in_use",
             ) from error
         with contextlib.suppress(OSError):  # a full disk is no reason not to serve
