@@ -93,11 +93,21 @@ def test_more_clients_than_the_soft_limit_has_descriptors(tmp_path: Path) -> Non
         assert admin.load("a").result()["state"] == "ready"
 
 
+def test_verbs_without_streams(tmp_path: Path) -> None:
+    with _served(tmp_path) as admin:
+        for verb in ("load a >&- 2>&-", "ps <&- >&-"):
+            command = f'exec "$0" -m rota.cli {verb} --url {admin.url}'
+            done = subprocess.run(["bash", "-c", command, sys.executable], timeout=BOUND_S)
+            assert done.returncode == 0, verb
+
+
 def test_lines_beyond_the_bound_are_counted() -> None:
     reads, writes = os.pipe()
     writer = LogWriter(writes)
     for n in range(LINES_MAX + LINES):
         writer.emit(logging.makeLogRecord({"msg": f"line {n} " + "x" * 80}))
-    with os.fdopen(reads, "rb") as reader, os.fdopen(writes, "wb"):
+    with os.fdopen(reads, "rb") as reader:
         assert reader.readline() == b"line 0 " + b"x" * 80 + b"\n"
         assert any(b"lines of the log were dropped" in line for line in reader)
+    writer.end()  # nobody reads the rest, so it is soon over
+    os.close(writes)

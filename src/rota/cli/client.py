@@ -17,7 +17,7 @@ from contextlib import suppress
 import click
 
 from rota.cli.admin import Admin, Json, Pending
-from rota.cli.text import printable
+from rota.cli.text import is_terminal, printable
 from rota.config.units import show_mib
 from rota.errors import RotaError
 
@@ -54,7 +54,7 @@ def _line(cells: Row, widths: Sequence[int]) -> str:
 
 def _fold(why: str) -> list[str]:
     """A reason below its row, since it may be an engine's last words; whole if nobody looks."""
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else len(why) + 2
+    columns = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else len(why) + 2
     return textwrap.wrap(why, columns, initial_indent="  ", subsequent_indent="  ")
 
 
@@ -97,7 +97,7 @@ def load(url: str, model: str, *, as_json: bool) -> None:
     began_s = time.monotonic()
     pending = admin.load(model)
     if not as_json:
-        watch = _watch_on_terminal if sys.stderr.isatty() else _watch_in_lines
+        watch = _watch_on_terminal if is_terminal(sys.stderr) else _watch_in_lines
         watch(admin, model, pending, began_s)
     answer = pending.result()
     if as_json:

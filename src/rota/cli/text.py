@@ -7,11 +7,17 @@ terminal's cursor, line breaks that forge a line of the log.
 from __future__ import annotations
 
 import logging
+from typing import TextIO
 
 
 def printable(text: str) -> str:
     """One line without control characters."""
     return "".join(character if character.isprintable() else " " for character in text)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a person may be looking; nobody is where a standard stream was closed (None)."""
+    return stream is not None and stream.isatty()
 
 
 class OneLine(logging.Formatter):
