@@ -32,7 +32,8 @@ SEES = {
     "node": {"engines", "sizing", "core"},
     "cluster": {"node", "engines", "sizing", "core"},
     "journal": {"core"},
-    "controller": {"journal", "cluster", "node", "engines", "sizing", "core"},
+    "waiting": {"core"},
+    "controller": {"journal", "waiting", "cluster", "node", "engines", "sizing", "core"},
     "sim": {"controller", "cluster", "node", "engines", "sizing", "core"},
     "gateway": {"controller", "cluster", "node", "engines", "sizing", "core"},
     "cli": {

@@ -6,6 +6,9 @@ carried out, when the fact waits in line. So a request for a ready model is gran
 turn of the loop. A queue with a task behind it was refused: it adds two turns to each
 request and nothing to the order of events, which is the order of `post` either way.
 
+Every step is kept in a journal. Should the scheduler break on a fact, the journal is saved, who
+waits for its answer is told, and the loop goes on with the next fact.
+
 Requests wait on one future each. Whatever ends one (answer, refusal, a caller that leaves)
 goes through the scheduler, so its books and what callers were told cannot differ.
 """
@@ -19,6 +22,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self, assert_never
 
 from rota.cluster.base import Cluster
@@ -53,6 +57,9 @@ from rota.core.scheduler import Scheduler
 from rota.core.words import not_found
 from rota.engines.base import Endpoint
 from rota.errors import CapacityError, ReplicaError, RequestError, RotaError
+from rota.journal import Recorder, Step, say_exception, stories
+from rota.journal.file import save
+from rota.waiting import waiting
 
 log = logging.getLogger("rota.controller")
 
@@ -60,6 +67,8 @@ UNLOAD_GRACE_MS = 10_000
 """What running requests get before an unload by hand cuts them; llama-swap waits as long."""
 CLOSE_MARGIN_S = 5.0
 """Over and above every grace, what shutting down waits for replicas to be gone."""
+MISTAKE_EVERY_MS = 60_000
+"""A scheduler that breaks again and again saves its journal this often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +108,14 @@ class _Caller:
     answer: asyncio.Future[Grant | Loaded]
 
 
+@dataclass(frozen=True, slots=True)
+class _Mistake:
+    """An event that the scheduler broke on."""
+
+    event: Event
+    error: Exception
+
+
 class Controller:
     """Owns the scheduler; the gateway asks it for grants, the verbs for loads and unloads.
 
@@ -113,6 +130,9 @@ class Controller:
             (entry.model for entry in config.models.values()),
             queue_bytes_max=config.queue_bytes_max,
         )
+        self._recorder = Recorder(self._scheduler)
+        self._mistake: _Mistake | None = None
+        self._next_save_ms = 0
         self._inbox: deque[Event] = deque()
         self._is_stepping = False
         self._callers: dict[str, _Caller] = {}
@@ -219,7 +239,7 @@ class Controller:
         if model is not None and model not in demands:
             raise self._error(model, not_found(model))
         grace_ms = UNLOAD_GRACE_MS if grace_ms is None else grace_ms
-        self.post(UnloadAsked(model, grace_ms))
+        self._order(UnloadAsked(model, grace_ms))
         if wait:
             names = list(demands) if model is None else [model]
             await self._until_gone([r for name in names for r in demands[name].replicas])
@@ -229,7 +249,7 @@ class Controller:
         stop_grace_ms = max(
             (entry.model.stop_grace_ms for entry in self.config.models.values()), default=0
         )
-        self.post(ShutdownAsked(grace_ms))
+        self._order(ShutdownAsked(grace_ms))
         bound_s = (grace_ms + stop_grace_ms) / 1_000 + CLOSE_MARGIN_S
         try:
             async with asyncio.timeout(bound_s):
@@ -250,6 +270,62 @@ class Controller:
                 replica["command"] = list(facts.command) if facts else None
         return status
 
+    def queue(self) -> dict[str, object]:
+        """Who waits, at which place, for what, and how long still, as plain values for JSON."""
+        self.post(TimePassed())
+        return {"queue": waiting(self._scheduler.state)}
+
+    def explain(self, request: str) -> dict[str, object]:
+        """The story of every request of this id, as far as the journal goes back.
+
+        Args:
+            request: the id that the client was told, or its own.
+
+        Raises:
+            RequestError: there is none in the journal.
+        """
+        steps = self._recorder.recording().steps
+        found = stories(steps, request)
+        now_ms = self._now_ms()
+        if not found:
+            back_s = (now_ms - steps[0].now_ms) / 1_000 if steps else 0.0
+            raise RequestError(
+                f"There is no request {request!r} in the journal, which goes back {back_s:.0f} s "
+                f"({len(steps)} steps).",
+                code="request_not_found",
+                status=404,
+            )
+        return {
+            "requests": [
+                {
+                    "request": story.request,
+                    "model": story.model,
+                    "state": story.stage.value,
+                    "arrived_s_ago": (now_ms - story.arrived_ms) / 1_000,
+                    "lines": [{"at_s": line.at_s, "text": line.text} for line in story.lines],
+                }
+                for story in found
+            ]
+        }
+
+    async def save_journal(self) -> Path:
+        """Write the journal into the state directory, not in the loop's own thread.
+
+        Raises:
+            RotaError: it cannot be written.
+        """
+        recording = self._recorder.recording()
+        try:
+            return await asyncio.to_thread(save, recording, self._journals(), "asked for")
+        except OSError as error:
+            raise RotaError(
+                f"the journal cannot be written to {self._journals()}: {error.strerror}",
+                code="state_unusable",
+            ) from error
+
+    def _journals(self) -> Path:
+        return self.config.state_dir / "journals"
+
     # ── the loop ─────────────────────────────────────────────────────────────────────────
 
     def post(self, event: Event) -> None:
@@ -266,7 +342,15 @@ class Controller:
             self._set_alarm()
 
     def _step(self, event: Event) -> None:
-        effects = self._scheduler.step(event, self._now_ms())
+        now_ms = self._now_ms()
+        is_news = not isinstance(event, TimePassed) or self._is_due(now_ms)
+        try:
+            effects = self._scheduler.step(event, now_ms)
+        except Exception as error:  # noqa: BLE001 - said and saved; every other request goes on
+            self._broke(event, error, now_ms)
+            return
+        if is_news or effects:
+            self._recorder.note(Step(now_ms, event, effects))
         if isinstance(event, ReplicaReady | ReplicaStopped):
             is_own_doing = isinstance(event, ReplicaStopped) and event.cause is not StopCause.ASKED
             log.log(logging.WARNING if is_own_doing else logging.INFO, "%s", describe(event))
@@ -280,6 +364,39 @@ class Controller:
             departure = self._departures.pop(event.replica, None)
             if departure is not None and not departure.done():
                 departure.set_result(None)
+
+    def _is_due(self, now_ms: int) -> bool:
+        """Whether time alone changes anything. If not, as when somebody polls the status, the
+        step leaves nothing but its time, and must not push older ones out of the journal."""
+        wake_ms = self._scheduler.next_wake_ms()
+        return wake_ms is not None and wake_ms <= now_ms
+
+    def _broke(self, event: Event, error: Exception, now_ms: int) -> None:
+        """The scheduler made a mistake: save how it came to that, and let its caller know."""
+        self._recorder.note(Step(now_ms, event, (), say_exception(error)))
+        log.error("the scheduler broke on: %s", describe(event), exc_info=error)
+        self._mistake = _Mistake(event, error)
+        if now_ms >= self._next_save_ms:
+            self._next_save_ms = now_ms + MISTAKE_EVERY_MS
+            try:
+                path = save(self._recorder.recording(), self._journals(), say_exception(error))
+                log.error("how it came to that: rota explain --journal %s", path)
+            except OSError:
+                log.exception("how it came to that cannot be saved")
+        if isinstance(event, RequestArrived | LoadAsked):
+            caller = self._callers.pop(event.request, None)
+            if caller is not None and not caller.answer.done():
+                caller.answer.set_exception(error)
+
+    def _order(self, event: Event) -> None:
+        """Post what someone waits for by other means than an answer.
+
+        Raises:
+            Exception: what the scheduler raised, if it broke on it.
+        """
+        self.post(event)
+        if self._mistake is not None and self._mistake.event is event:
+            raise self._mistake.error
 
     def _perform(self, effect: Effect) -> None:
         match effect:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rota.config.values import CommandEngine, Config, ModelConfig, UrlEngine
 from rota.core.events import Outcome
@@ -290,6 +291,16 @@ class FakeController:
             for name in self.config.models
         ]
         return {"models": models, "devices": []}
+
+    def queue(self) -> dict[str, object]:
+        return {"queue": []}
+
+    def explain(self, request: str) -> dict[str, object]:
+        self.asked.append(("explain", request))
+        return {"requests": []}
+
+    async def save_journal(self) -> Path:
+        return Path("/state/journals/now.jsonl")
 
 
 def make_config(**more: object) -> Config:

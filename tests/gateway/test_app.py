@@ -81,7 +81,7 @@ async def test_probes() -> None:
 
 async def test_asking_about_models_is_not_use() -> None:
     async with start_gateway(answering(b"")) as gateway:
-        for target in ("/", "/health", "/v1/models", "/v1/models/m", STATUS, "/running"):
+        for target in ("/", "/health", "/v1/models", "/v1/models/m", STATUS, "/running", "/queue"):
             assert (await get(gateway, target)).status == 200
         assert not gateway.controller.calls
         assert not gateway.controller.asked
@@ -97,6 +97,7 @@ async def test_asking_about_models_is_not_use() -> None:
         ("GET", CHAT, 405, "method_not_allowed"),
         ("OPTIONS", CHAT, 405, "method_not_allowed"),
         ("GET", "/rota/v1/unload", 405, "method_not_allowed"),
+        ("GET", "/rota/v1/journal", 405, "method_not_allowed"),
         ("GET", "/rota/v1/nope", 404, "not_found"),
     ],
 )
@@ -117,6 +118,24 @@ async def test_what_is_not_there(method: str, target: str, status: int, code: st
 async def test_status_is_the_controller_s() -> None:
     async with start_gateway(answering(b"")) as gateway:
         assert (await get(gateway, STATUS)).json() == gateway.controller.status()
+
+
+@pytest.mark.parametrize("path", ["/rota/v1/queue", "/queue"])
+async def test_queue_is_the_controller_s(path: str) -> None:
+    async with start_gateway(answering(b"")) as gateway:
+        assert (await get(gateway, path)).json() == {"queue": []}
+
+
+async def test_explain_is_the_controller_s_for_any_id() -> None:
+    async with start_gateway(answering(b"")) as gateway:
+        assert (await get(gateway, "/rota/v1/explain/a%2Fb%20c~1")).json() == {"requests": []}
+        assert gateway.controller.asked == [("explain", "a/b c~1")]
+
+
+async def test_journal_is_saved_when_it_is_posted() -> None:
+    async with start_gateway(answering(b"")) as gateway:
+        answer = await ask(gateway.port, "POST", "/rota/v1/journal")
+        assert answer.json() == {"path": "/state/journals/now.jsonl"}
 
 
 async def test_load() -> None:
@@ -234,6 +253,8 @@ async def test_admin_guard_by_peer(peer: str | None, is_let_in: bool) -> None:
     for target, expected in (
         (STATUS, 200 if is_let_in else 403),
         ("/running", 200 if is_let_in else 403),
+        ("/queue", 200 if is_let_in else 403),
+        ("/rota/v1/explain/q", 200 if is_let_in else 403),
         ("/v1/models", 200),
         ("/health", 200),
     ):

@@ -169,7 +169,10 @@ async def test_own_headers() -> None:
         given = {"X-Request-Id": "mine-1"}
         answer = await ask(gateway.port, "POST", CHAT, chat("modèle"), given)
         assert answer.header("x-request-id") == "mine-1"
-        assert gateway.controller.calls[1].request not in ("mine-1", made)
+        # both are in the id that the log and the journal know: theirs, and one of our own
+        theirs, _, ours = gateway.controller.calls[1].request.rpartition("~")
+        assert theirs == "mine-1"
+        assert ours not in ("", made)
         assert answer.header("x-rota-model") == "mod%C3%A8le"
         assert answer.header("x-rota-model-loaded") == "1"
         assert answer.header("x-qm-wait-ms") == "1234"

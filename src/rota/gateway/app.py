@@ -104,9 +104,13 @@ class _Beside:
             Route("/v1/models", self._models),
             Route("/v1/models/{id:path}", self._model),
             Route("/rota/v1/status", admin(self._status)),
+            Route("/rota/v1/queue", admin(self._queue)),
+            Route("/rota/v1/explain/{id:path}", admin(self._explain)),
+            Route("/rota/v1/journal", admin(self._save_journal), methods=["POST"]),
             Route("/rota/v1/models/{name:path}/load", admin(self._load), methods=["POST"]),
             Route("/rota/v1/models/{name:path}/unload", admin(self._unload), methods=["POST"]),
             Route("/rota/v1/unload", admin(self._unload), methods=["POST"]),
+            Route("/queue", admin(self._queue)),
             # llama-swap's names, for the tools that know them.
             Route("/running", admin(self._running)),
             Route("/unload", admin(self._unload_like_llama_swap), methods=["GET", "POST"]),
@@ -191,6 +195,15 @@ class _Beside:
 
     async def _status(self, request: Request) -> Response:
         return JSONResponse(self._controller.status())
+
+    async def _queue(self, request: Request) -> Response:
+        return JSONResponse(self._controller.queue())
+
+    async def _explain(self, request: Request) -> Response:
+        return JSONResponse(self._controller.explain(request.path_params["id"]))
+
+    async def _save_journal(self, request: Request) -> Response:
+        return JSONResponse({"path": str(await self._controller.save_journal())})
 
     async def _load(self, request: Request) -> Response:
         name = self._find(request.path_params["name"]).name

@@ -37,6 +37,7 @@ from rota.gateway.client import (
 from rota.gateway.errors import error_event, internal_error, send_error
 from rota.gateway.intake import (
     Intake,
+    Uploads,
     declared_wait_ms,
     given_request_id,
     identify_caller,
@@ -86,12 +87,15 @@ class Proxy:
     def __init__(self, controller: Controller, client: Client) -> None:
         self._controller = controller
         self._client = client
+        config = controller.config
+        self._uploads = Uploads(max(config.queue_bytes_max, config.body_bytes_max))
         self._run = os.urandom(4).hex()
         self._count = itertools.count(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = f"{self._run}-{next(self._count)}"
-        await _Call(self._controller, self._client, request, scope, send).run(receive)
+        call = _Call(self._controller, self._client, request, scope, send)
+        await call.run(receive, self._uploads)
 
 
 class _Call:
@@ -107,18 +111,19 @@ class _Call:
     ) -> None:
         self._controller = controller
         self._client = client
-        self._request = request  # ours and unique; what the client gave may not be
         self._scope = scope
         self._send = send
         self._headers: Mapping[bytes, bytes] = dict(scope["headers"])
         self._given_id = given_request_id(self._headers)
+        # Ours is unique, what the client gave may not be; the story is found by either.
+        self._request = request if self._given_id is None else f"{self._given_id}~{request}"
         self._model: str | None = None  # once it is known to be one of ours
         self._loaded = False
         self._waited_ms = 0
         self._started = False  # whether the answer's head has been sent
         self._events_tail: bytes | None = None  # of an answer that can carry an error event
 
-    async def run(self, receive: Receive) -> None:
+    async def run(self, receive: Receive, uploads: Uploads) -> None:
         """Serve it. Whatever happens, it ends in one of these ways:
 
         1. passed through to its end, or broken off as this file's header says;
@@ -129,7 +134,7 @@ class _Call:
         """
         limit = self._controller.config.body_bytes_max
         try:
-            intake = await read_intake(self._scope, self._headers, receive, limit)
+            intake = await read_intake(self._scope, self._headers, receive, limit, uploads)
             with Watch(receive):
                 await self._serve(intake)  # 1
         except RotaError as error:

@@ -7,6 +7,7 @@ rather than a base class: the controller need not know who reads it.
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Protocol
 
 from rota.config.values import Config
@@ -69,3 +70,12 @@ class Controller(Protocol):
 
     def status(self) -> dict[str, object]:
         """The body of `GET /rota/v1/status`. Reading it is not use."""
+
+    def queue(self) -> dict[str, object]:
+        """The body of `GET /rota/v1/queue`."""
+
+    def explain(self, request: str) -> dict[str, object]:
+        """The body of `GET /rota/v1/explain/{id}`. Raises: RotaError: it is not known."""
+
+    async def save_journal(self) -> Path:
+        """Write down what was decided lately. Raises: RotaError: it cannot be."""

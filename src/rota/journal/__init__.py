@@ -1,5 +1,15 @@
 """What the scheduler heard and answered lately: kept, saved, replayed, told as a story."""
 
 from rota.journal.recorder import Recorder, Recording, Step
+from rota.journal.replay import first_difference, say_exception
+from rota.journal.story import Story, stories
 
-__all__ = ["Recorder", "Recording", "Step"]
+__all__ = [
+    "Recorder",
+    "Recording",
+    "Step",
+    "Story",
+    "first_difference",
+    "say_exception",
+    "stories",
+]
