@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.errors import RotaError
-from rota.gateway.intake import identify_caller, read_intake
+from rota.gateway.intake import Uploads, identify_caller, read_intake
 from tests.gateway.conftest import start_gateway
 from tests.gateway.fakes import answering
 from tests.gateway.wire import CHAT, HANG_S, chat, connect, request_bytes
@@ -33,7 +33,7 @@ def read(body: bytes) -> Any:
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return asyncio.run(read_intake({"type": "http"}, {}, receive, 10_000))
+    return asyncio.run(read_intake({"type": "http"}, {}, receive, 10_000, Uploads(10_000)))
 
 
 @given(
@@ -129,3 +129,25 @@ def test_callers_are_told_apart_and_keys_are_not_kept() -> None:
     assert long != caller(x_conversation_id="c" * 1_001)
     assert len(long) < 100
     assert "\n" not in caller(x_conversation_id="a\nb")
+
+
+async def test_bodies_that_are_being_read_are_bounded_together() -> None:
+    announced = {"content-length": "30000"}
+    async with start_gateway(answering(b"{}"), queue_bytes_max=50_000, body_bytes_max=40_000) as it:
+        async with connect(it.port) as first, connect(it.port) as second:
+            for wire in (first, second):
+                await wire.write(request_bytes("POST", CHAT, headers=announced) + b" " * 29_000)
+            answers = asyncio.ensure_future(second.read_head())
+            earlier = asyncio.ensure_future(first.read_head())
+            done, pending = await asyncio.wait(
+                {answers, earlier}, return_when=asyncio.FIRST_COMPLETED, timeout=HANG_S
+            )
+            (refused,) = done
+            answer = refused.result()
+            assert (answer.status, answer.header("retry-after")) == (429, "2")
+            for one in pending:
+                one.cancel()
+        # What was given up counts no more.
+        async with connect(it.port) as wire:
+            await wire.write(request_bytes("POST", CHAT, chat(text="x" * 35_000)))
+            assert (await wire.read_head()).status == 200

@@ -21,10 +21,11 @@ from dataclasses import dataclass
 import msgspec
 from starlette.types import Receive, Scope
 
-from rota.errors import RequestError
+from rota.errors import CapacityError, RequestError
 from rota.gateway.watch import ClientGoneError
 
 UPLOAD_STALL_S_MAX = 60.0  # between two pieces of a body
+UPLOADS_RETRY_S = 2  # an upload takes about as long
 NAME_LENGTH_MAX = 512  # of a model's name; the longest on the hub has 96
 ID_LENGTH_MAX = 128  # of a conversation's or a request's id, kept as it is
 
@@ -48,6 +49,35 @@ class Intake:
     body: bytes
 
 
+class Uploads:
+    """How much of bodies is being read, over all requests.
+
+    What waits in the queue is counted there; without this, any number of bodies could be read
+    into memory before the queue is asked.
+
+    Args:
+        bytes_max: over it a body is not read on.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._held_bytes = 0
+
+    def take(self, count: int) -> None:
+        """Raises: CapacityError: 429, it would be too much. It counts until given back."""
+        self._held_bytes += count
+        if self._held_bytes > self._bytes_max:
+            raise CapacityError(
+                f"rota is reading as much of other requests as it may ({self._bytes_max} bytes)",
+                code="queue_full",
+                status=429,
+                retry_after_s=UPLOADS_RETRY_S,
+            )
+
+    def give_back(self, count: int) -> None:
+        self._held_bytes -= count
+
+
 class _Fields(msgspec.Struct):
     model: str
     stream: bool | None = None  # looked at for its type only
@@ -57,7 +87,11 @@ _DECODER = msgspec.json.Decoder(_Fields)
 
 
 async def read_intake(
-    scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, body_bytes_max: int
+    scope: Scope,
+    headers: Mapping[bytes, bytes],
+    receive: Receive,
+    body_bytes_max: int,
+    uploads: Uploads,
 ) -> Intake:
     """Read a request's body and find what it asks for.
 
@@ -65,6 +99,7 @@ async def read_intake(
 
     Raises:
         RequestError: 400, 408, 413 or 415.
+        CapacityError: 429, too much is being read already.
         ClientGoneError: the client left.
     """
     encoding = headers.get(b"content-encoding", b"identity").strip().lower()
@@ -78,7 +113,7 @@ async def read_intake(
     announced = headers.get(b"content-length", b"")
     if announced.isdigit() and int(announced[:20]) > body_bytes_max:
         raise _too_large(body_bytes_max)
-    body = await _read_body(receive, body_bytes_max)
+    body = await _read_body(receive, body_bytes_max, uploads)
     if not body and b"upgrade" in headers:
         # Java's HttpClient does this by default; llhttp takes the body for the new protocol.
         raise _bad_request(
@@ -89,7 +124,7 @@ async def read_intake(
     return Intake(model=fields.model, body=body)
 
 
-async def _read_body(receive: Receive, body_bytes_max: int) -> bytes:
+async def _read_body(receive: Receive, body_bytes_max: int, uploads: Uploads) -> bytes:
     loop = asyncio.get_running_loop()
     pieces: list[bytes] = []
     received = 0
@@ -104,6 +139,7 @@ async def _read_body(receive: Receive, body_bytes_max: int) -> bytes:
                     raise ClientGoneError
                 piece = message.get("body", b"")
                 received += len(piece)
+                uploads.take(len(piece))
                 if received > body_bytes_max:
                     raise _too_large(body_bytes_max)
                 pieces.append(piece)
@@ -114,6 +150,8 @@ async def _read_body(receive: Receive, body_bytes_max: int) -> bytes:
             code="request_timeout",
             status=408,
         ) from error
+    finally:
+        uploads.give_back(received)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
