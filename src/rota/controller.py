@@ -297,13 +297,7 @@ class Controller:
             )
         return {
             "requests": [
-                {
-                    "request": story.request,
-                    "model": story.model,
-                    "state": story.stage.value,
-                    "arrived_s_ago": (now_ms - story.arrived_ms) / 1_000,
-                    "lines": [{"at_s": line.at_s, "text": line.text} for line in story.lines],
-                }
+                story.as_plain() | {"arrived_s_ago": (now_ms - story.arrived_ms) / 1_000}
                 for story in found
             ]
         }

@@ -43,6 +43,19 @@ class Admin:
         keys = {"models", "devices"}
         return self.send("GET", "/rota/v1/status", keys, wait_s_max=ANSWER_S_MAX).result()
 
+    def queue(self) -> Json:
+        """`GET /rota/v1/queue`."""
+        return self.send("GET", "/rota/v1/queue", {"queue"}, wait_s_max=ANSWER_S_MAX).result()
+
+    def explain(self, request: str) -> Json:
+        """`GET /rota/v1/explain/{id}`."""
+        path = f"/rota/v1/explain/{quote(request, safe='')}"
+        return self.send("GET", path, {"requests"}, wait_s_max=ANSWER_S_MAX).result()
+
+    def save_journal(self) -> Json:
+        """`POST /rota/v1/journal`."""
+        return self.send("POST", "/rota/v1/journal", {"path"}, wait_s_max=ANSWER_S_MAX).result()
+
     def load(self, model: str) -> Pending:
         """Begin to load a model; the answer comes when it is ready."""
         path = f"/rota/v1/models/{quote(model, safe='')}/load?wait=true"

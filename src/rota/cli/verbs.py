@@ -54,6 +54,8 @@ def main() -> None:
     rota check rota.yaml            what a configuration says, and what is wrong with it
     rota serve --config rota.yaml   serve it
     rota ps                         who is loaded, who waits, and for what
+    rota queue                      each caller who waits, and how long still
+    rota explain ID                 what became of one request, and why
 
     Exit codes: 0 done; 1 failed; 2 wrong usage; 3 not now, try again; 4 nothing answers.
     """
@@ -147,6 +149,57 @@ def unload(model: str | None, every: bool, grace_s: float | None, url: str, as_j
     if (model is None) != every:
         raise click.UsageError("name a model, or say --all")
     run(url, model, grace_s=grace_s, as_json=as_json)
+
+
+@main.command()
+@_url
+@_json
+def queue(url: str, as_json: bool) -> None:
+    """Show each caller who waits, for what, and how long still."""
+    from rota.cli.queue import queue as run
+
+    run(url, as_json=as_json)
+
+
+@main.command()
+@click.argument("request_id", metavar="[ID]", required=False)
+@click.option("--journal", "path", type=_FILE, metavar="FILE", help="A saved journal to replay.")
+@click.option("--request", "wanted", metavar="ID", help="Of a saved journal, this request only.")
+@_url
+@_json
+def explain(
+    request_id: str | None, path: Path | None, wanted: str | None, url: str, as_json: bool
+) -> None:
+    """Tell what became of a request, and why.
+
+    ID is its X-Request-Id: what it waited for, who had to leave for it, what that cost.
+
+    With --journal, tell all that a saved journal holds, and replay it: fails when the same events
+    do not lead to the same decisions.
+    """
+    from rota.cli.explain import explain as run
+    from rota.cli.explain import explain_file
+
+    if path is not None:
+        if not explain_file(path, wanted or request_id, as_json=as_json):
+            raise click.exceptions.Exit(EXIT_FAILED)
+    elif request_id is None or wanted is not None:
+        raise click.UsageError("name a request, or a journal with --journal FILE [--request ID]")
+    else:
+        run(url, request_id, as_json=as_json)
+
+
+@main.command()
+@_url
+@_json
+def journal(url: str, as_json: bool) -> None:
+    """Save what rota decided lately; print the file's path.
+
+    The file goes with a report of a problem; `rota explain --journal FILE` tells what it holds.
+    """
+    from rota.cli.explain import journal as run
+
+    run(url, as_json=as_json)
 
 
 @main.command()

@@ -57,6 +57,15 @@ class Story:
     stage: Stage
     lines: tuple[Line, ...]
 
+    def as_plain(self) -> dict[str, object]:
+        """As JSON can say it."""
+        return {
+            "request": self.request,
+            "model": self.model,
+            "state": self.stage.value,
+            "lines": [{"at_s": line.at_s, "text": line.text} for line in self.lines],
+        }
+
 
 def stories(steps: Iterable[Step], wanted: str) -> list[Story]:
     """The stories of all requests of that id, ours or the client's own, the oldest first."""
