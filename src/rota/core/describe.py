@@ -31,11 +31,13 @@ def describe(fact: Event | Effect) -> str:
     """One line for an event or an effect."""
     match fact:
         case RequestArrived(request=request, model=model, caller=caller):
-            return f"{request} arrived for {model} from {caller}"
+            asks = (("hold", fact.hold_ms), ("patience", fact.patience_ms))
+            own = "".join(f", {name} {ms} ms" for name, ms in asks if ms is not None)
+            return f"{request} arrived for {model} from {caller}{own}"
         case RequestCancelled(request=request):
             return f"{request} was cancelled"
-        case GrantEnded(request=request, outcome=outcome):
-            return f"{request} ended {outcome.value}"
+        case GrantEnded(request=request, outcome=outcome, is_tool_call=is_tool_call):
+            return f"{request} ended {outcome.value}" + (" in a tool call" if is_tool_call else "")
         case ReplicaReady(replica=replica):
             return f"{replica} is ready"
         case ReplicaStopped(replica=replica, cause=cause, detail=detail):

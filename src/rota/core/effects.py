@@ -81,6 +81,7 @@ class WaitKind(Enum):
 
     LOADING = "loading"
     ROOM = "room"  # replicas chosen to leave are on their way out
+    HOLD = "hold"  # what could leave is kept for a while for its callers
     WORK = "work"  # every way to make room is through running work
     TURN = "turn"  # memory is promised to an earlier demand
     SLOT = "slot"  # ready, every slot taken

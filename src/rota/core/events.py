@@ -42,6 +42,9 @@ class RequestArrived:
         body_bytes: what it holds in memory while it waits.
         activation_wait_ms: this caller's own bound on a load, if it stated one.
         queue_wait_ms: this caller's own bound on the wait for a slot, if it stated one.
+        hold_ms: how long the model is to be kept for this caller's next request; 0 = not at
+            all, and what it asked for before is off; None = the model's default.
+        patience_ms: how long this caller honours the holds of others; None = the default.
     """
 
     request: RequestId
@@ -50,6 +53,8 @@ class RequestArrived:
     body_bytes: int = 0
     activation_wait_ms: int | None = None
     queue_wait_ms: int | None = None
+    hold_ms: int | None = None
+    patience_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +66,15 @@ class RequestCancelled:
 
 @dataclass(frozen=True, slots=True)
 class GrantEnded:
-    """A granted request's response has ended, by whatever door. A grant ends once."""
+    """A granted request's response has ended, by whatever door. A grant ends once.
+
+    Args:
+        is_tool_call: whether it ended in a call of a tool, whose result will come back.
+    """
 
     request: RequestId
     outcome: Outcome
+    is_tool_call: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,7 @@ def _requests_are_in_one_place(state: State) -> None:
     assert queued == state.waiting, (queued, state.waiting)
     assert len(queued) == sum(len(d.waiting) for d in state.demands.values()), queued
     granted = {request: r for r in state.replicas.values() for request in r.grants}
-    assert granted == {request: r for request, (r, _) in state.granted.items()}, granted
+    assert granted == {request: g.replica for request, g in state.granted.items()}, granted
     assert not queued.keys() & granted.keys(), queued.keys() & granted.keys()
     held = sum(entry.body_bytes for _, entry in state.waiting.values())
     assert held == state.queue_bytes, (held, state.queue_bytes)
@@ -191,10 +191,12 @@ def _room_is_used(state: State) -> None:
         promise = demand.promise
         if promise is None or promise.is_barrier:
             rest = [r for r in goers if r.id not in spoken_for]
-            idle = [r for r in rest if room.may_go(state, r, rank)]
+            until_ms = demand.honours_holds_until_ms()
+            honours = until_ms is not None and state.now_ms < until_ms
+            idle = [r for r in rest if room.may_go(state, r, rank, honours_holds=honours)]
             plan = room.best_plan(state, model, claims, idle)
             assert plan is None, (name, "waits for those who could leave", plan)
-            if promise is None and rank[0] + model.patience_ms <= state.now_ms:
+            if promise is None and _is_past_patience(state, demand):
                 plan = room.best_plan(state, model, claims, rest)
                 assert plan is None, (name, "has no promise past its patience", plan)
         if promise is not None:
@@ -211,8 +213,7 @@ def _barriers_have_a_reason(state: State) -> None:
         if demand.promise is None:
             continue
         if demand.promise.is_barrier:
-            is_past = rank[0] + demand.model.patience_ms <= state.now_ms
-            assert is_past, (demand.model.name, rank, demand.promise)
+            assert _is_past_patience(state, demand), (demand.model.name, rank, demand.promise)
         for replica_id in demand.promise.leaving:
             closed_for.setdefault(replica_id, rank)
     for replica in state.replicas.values():
@@ -239,14 +240,31 @@ def _dues(state: State) -> Iterable[tuple[str, int]]:
             yield f"{entry.request} is forgotten by {name}", entry.forget_ms
             if entry.is_owed:
                 yield f"{entry.request} is owed by {name}", entry.back_ms + OWED_MS
-        head = demand.head()
-        if name in state.wanting and demand.promise is None and head is not None:
-            patience_ms = head[0] + demand.model.patience_ms
-            if patience_ms > state.now_ms:
-                yield f"{name} loses patience", patience_ms
+        if name in state.wanting and demand.promise is None:
+            yield from _patience_and_holds(state, demand)
         if demand.replicas_wanted() and demand.is_cooling(state.now_ms):
             yield f"{name} is tried again", demand.cooldown_until_ms
         yield from _ends(demand)
+
+
+def _is_past_patience(state: State, demand: Demand) -> bool:
+    """Stated patience may be longer than the default, but does not shorten it here."""
+    ends_ms = demand.patience_ends_ms()
+    head = demand.head()
+    assert ends_ms is not None, demand.model.name
+    assert head is not None, demand.model.name
+    assert ends_ms >= head[0] + demand.model.patience_ms, demand.model.name
+    return ends_ms <= state.now_ms
+
+
+def _patience_and_holds(state: State, demand: Demand) -> Iterable[tuple[str, int]]:
+    """For one who waits for room: its own patience, and the end of each hold it honours."""
+    dues = [
+        (f"{demand.model.name} honours holds", demand.honours_holds_until_ms() or 0),
+        (f"{demand.model.name} loses patience", demand.patience_ends_ms() or 0),
+        *((f"{name} is held", other.held_until_ms) for name, other in state.demands.items()),
+    ]
+    return [(what, due_ms) for what, due_ms in dues if due_ms > state.now_ms]
 
 
 def _latest_answer_ms(demand: Demand, entry: Entry) -> int:
@@ -265,7 +283,8 @@ def _ends(demand: Demand) -> Iterable[tuple[str, int]]:
             yield f"{replica.id} drains", replica.stop_by_ms
         is_unwanted = replica.is_idle and not demand.waiting and not demand.told
         if is_unwanted and is_spare and scaling.idle_timeout_ms:
-            yield f"{replica.id} is idle", replica.last_use_ms + scaling.idle_timeout_ms
+            idle_ms = replica.last_use_ms + scaling.idle_timeout_ms
+            yield f"{replica.id} is idle", max(idle_ms, demand.held_until_ms)
 
 
 def _shares(placement: Placement) -> list[tuple[DeviceKey, int]]:

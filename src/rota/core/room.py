@@ -109,12 +109,17 @@ def could_come_free(state: State, model: Model) -> bool:
     return best_plan(state, model, {}, goers(state)) is not None
 
 
-def may_go(state: State, replica: Replica, rank: Rank) -> bool:
-    """Whether it may leave at once for a demand of this rank: idle, owed to nobody, and not
-    wanted by callers who come first, for whom it would only have to be loaded again."""
+def may_go(state: State, replica: Replica, rank: Rank, *, honours_holds: bool) -> bool:
+    """Whether it may leave at once for a demand of this rank: idle, owed to nobody, not held
+    against this demand, and not wanted by callers who come first, for whom it would only have
+    to be loaded again."""
     demand = state.demand_of(replica)
+    if not replica.is_idle or demand.is_owed:
+        return False
+    if honours_holds and demand.held_until_ms > state.now_ms:
+        return False
     head = demand.head()
-    return replica.is_idle and not demand.is_owed and (head is None or rank < head)
+    return head is None or rank < head
 
 
 def goers(state: State) -> list[Replica]:

@@ -62,6 +62,7 @@ from rota.core.state import (
     Entry,
     EntryKind,
     Failure,
+    Granted,
     Presence,
     Promise,
     Rank,
@@ -78,6 +79,8 @@ COOLDOWN_MS_MIN = 5_000
 COOLDOWN_MS_MAX = 300_000
 """The pause after a failure; it doubles with each one from the first bound to the second."""
 NEVER_MS = 2**62
+HOLD_MS_MAX = 300_000
+"""A caller may keep a model for its next request no longer than this at a time."""
 ALARMS_PER_MODEL = 8
 """So many kept alarms per model are swept: callers with little time leave one each."""
 
@@ -88,15 +91,21 @@ class Scheduler:
     Args:
         models: the catalog, in the order of the file.
         queue_bytes_max: request bodies held in memory while they wait, over all models.
+        hold_ms_max: the longest hold that a caller can ask for.
     """
 
     def __init__(
-        self, models: Iterable[Model], *, queue_bytes_max: int = 512 * 1024 * 1024
+        self,
+        models: Iterable[Model],
+        *,
+        queue_bytes_max: int = 512 * 1024 * 1024,
+        hold_ms_max: int = HOLD_MS_MAX,
     ) -> None:
         demands = [Demand(model=model, load_ms=model.load_ms) for model in models]
         self.state = State({demand.model.name: demand for demand in demands})
         assert len(self.state.demands) == len(demands), "two models of one name"
         self.queue_bytes_max = queue_bytes_max
+        self.hold_ms_max = hold_ms_max
         self._replica_count = 0
         self._entry_count = 0
         self._effects: list[Effect] = []
@@ -142,7 +151,7 @@ class Scheduler:
             case RequestCancelled():
                 self._cancelled(event.request)
             case GrantEnded():
-                self._grant_ended(event.request, event.outcome)
+                self._grant_ended(event)
             case ReplicaReady():
                 self._ready(event.replica)
             case ReplicaStopped():
@@ -180,6 +189,8 @@ class Scheduler:
             event.activation_wait_ms, demand.model.activation_wait_ms
         )
         entry.queue_wait_ms = _own_or(event.queue_wait_ms, demand.model.queue_wait_ms)
+        entry.hold_ms = event.hold_ms
+        entry.patience_ms = event.patience_ms
         entry.met_load = not self._serves(demand, entry)
         self._enqueue(demand, entry)
 
@@ -226,7 +237,7 @@ class Scheduler:
 
     def _cancelled(self, request: RequestId) -> None:
         if request in self.state.granted:
-            self._grant_ended(request, Outcome.CANCELLED)
+            self._grant_ended(GrantEnded(request, Outcome.CANCELLED))
         elif request in self.state.waiting:
             demand, entry = self.state.waiting[request]
             self._dequeue(entry)
@@ -234,18 +245,20 @@ class Scheduler:
             if entry.kind is EntryKind.REQUEST:
                 self._make_absent(demand, entry, Presence.LEFT, self.state.now_ms + FORGET_MS)
 
-    def _grant_ended(self, request: RequestId, outcome: Outcome) -> None:
-        found = self.state.granted.pop(request, None)
-        if found is None:
+    def _grant_ended(self, event: GrantEnded) -> None:
+        granted, outcome = self.state.granted.pop(event.request, None), event.outcome
+        if granted is None:
             return
-        replica, granted_ms = found
+        replica = granted.replica
         demand = self.state.demand_of(replica)
-        replica.grants.discard(request)
+        replica.grants.discard(event.request)
         replica.last_use_ms = self.state.now_ms
+        hold_ms = min(_hold_ms(demand.model, granted, event), self.hold_ms_max)
+        demand.hold_for(granted.caller, self.state.now_ms + hold_ms, self.state.now_ms)
         if outcome is Outcome.OK:
             replica.has_served = True
             demand.failures = 0
-            demand.serve_ms = _smooth(demand.serve_ms, self.state.now_ms - granted_ms)
+            demand.serve_ms = _smooth(demand.serve_ms, self.state.now_ms - granted.since_ms)
         if replica.phase is Phase.DRAINING and not replica.grants:
             self._stop(replica, replica.stop_why)
         elif outcome is Outcome.UNREACHABLE and replica.model.is_external and replica.is_idle:
@@ -404,7 +417,9 @@ class Scheduler:
     def _grant(self, entry: Entry, replica: Replica) -> None:
         self._dequeue(entry)
         replica.grants.add(entry.request)
-        self.state.granted[entry.request] = (replica, self.state.now_ms)
+        self.state.granted[entry.request] = Granted(
+            replica, self.state.now_ms, entry.caller, entry.hold_ms
+        )
         waited_ms = self.state.now_ms - entry.arrived_ms
         why = replica.why if entry.met_load else "every slot was taken" if waited_ms else ""
         self._effects.append(Grant(entry.request, replica.id, waited_ms, entry.met_load, why))
@@ -497,13 +512,13 @@ class Scheduler:
         timeout_ms = demand.model.scaling.idle_timeout_ms
         if timeout_ms == 0 or not replica.is_idle or demand.waiting or demand.told:
             return None
-        return replica.last_use_ms + timeout_ms
+        return max(replica.last_use_ms + timeout_ms, demand.held_until_ms)
 
     def _set_wake(self, demand: Demand) -> None:
         """Keep the time at which this model is to be looked at though nothing happens."""
-        times = [demand.review_ms, demand.cooldown_until_ms]
+        times = [demand.review_ms, demand.cooldown_until_ms, demand.held_until_ms]
         times += [self._leaves_ms(demand, r) or 0 for r in demand.replicas.values()]
-        times += [demand.patience_ends_ms() or 0]
+        times += [demand.honours_holds_until_ms() or 0, demand.patience_ends_ms() or 0]
         now_ms = self.state.now_ms
         wake_ms = min((time for time in times if now_ms < time < NEVER_MS), default=None)
         # A later time is left to the earlier alarm: it looks, and sets the next. So the heap
@@ -566,11 +581,16 @@ class Scheduler:
             kept = None
         if kept is not None and not kept.is_barrier:
             return kept
-        idle = [r for r in outlook.idle() if room.may_go(state, r, rank)]
+        honours = _is_still(demand.honours_holds_until_ms(), state.now_ms)
+        idle = [
+            replica
+            for replica in outlook.idle()
+            if room.may_go(state, replica, rank, honours_holds=honours)
+        ]
         found = room.best_plan(state, model, claims, idle)
         if found is not None:
             return self._promise(found, is_barrier=False)
-        if rank[0] + model.patience_ms > state.now_ms:
+        if _is_still(demand.patience_ends_ms(), state.now_ms):
             return None
         if kept is not None:
             return kept
@@ -585,7 +605,10 @@ class Scheduler:
         """Stop what must go, once all of it can."""
         known = (self.state.replicas.get(replica_id) for replica_id in sorted(promise.leaving))
         staying = [replica for replica in known if replica and not replica.is_leaving]
-        if all(room.may_go(self.state, replica, rank) for replica in staying):
+        honours = _is_still(demand.honours_holds_until_ms(), self.state.now_ms)
+        if all(
+            room.may_go(self.state, replica, rank, honours_holds=honours) for replica in staying
+        ):
             for replica in staying:
                 self._stop(replica, words.eviction_reason(self.state, demand, replica))
 
@@ -771,6 +794,20 @@ class Scheduler:
 
 def _own_or(own_ms: int | None, default_ms: int) -> int:
     return default_ms if own_ms is None else own_ms
+
+
+def _hold_ms(model: Model, granted: Granted, event: GrantEnded) -> int:
+    """How long the model is kept for this caller's next request: as it said itself, else by
+    how its answer ended. Who left, or found nobody, is not expected back."""
+    if granted.hold_ms is not None:
+        return granted.hold_ms
+    if event.outcome in (Outcome.CANCELLED, Outcome.UNREACHABLE):
+        return 0
+    return model.hold_tool_call_ms if event.is_tool_call else model.hold_ms
+
+
+def _is_still(until_ms: int | None, now_ms: int) -> bool:
+    return until_ms is not None and now_ms < until_ms
 
 
 def _smooth(known_ms: int | None, seen_ms: int) -> int:

@@ -19,7 +19,7 @@ from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 from rota.core.effects import Tell
 from rota.core.events import StopCause
@@ -57,6 +57,7 @@ class Entry:
         forget_ms: when an absent one is forgotten.
         is_owed: the model became ready for it while it was away.
         met_load: its request met a load or a wait for room.
+        hold_ms, patience_ms: as its request stated them; None = the model's.
     """
 
     kind: EntryKind
@@ -67,6 +68,8 @@ class Entry:
     arrived_ms: int
     activation_wait_ms: int = 0
     queue_wait_ms: int = 0
+    hold_ms: int | None = None
+    patience_ms: int | None = None
     body_bytes: int = 0
     presence: Presence = Presence.WAITING
     back_ms: int = 0
@@ -172,6 +175,8 @@ class Demand:
         serve_ms: how long a grant takes, smoothed; None = not known.
         loads: replicas started so far.
         is_held_down: unloaded by hand; `min` does not bring it back until it is asked for.
+        holds: until when the model is kept for whose next request.
+        held_until_ms: the last of these; before it nobody is evicted by the patient.
     """
 
     model: Model
@@ -194,6 +199,8 @@ class Demand:
     failures: int = 0
     failure: Failure | None = None
     cooldown_until_ms: int = 0
+    holds: dict[str, int] = field(default_factory=dict)
+    held_until_ms: int = 0
 
     def live(self) -> Iterator[Replica]:
         return (replica for replica in self.replicas.values() if replica.is_live)
@@ -228,10 +235,30 @@ class Demand:
             ranks.append((self.missing_since_ms, self.missing_order))
         return min(ranks, default=None)
 
-    def patience_ends_ms(self) -> int | None:
-        """When this demand stops waiting for the work of others to end by itself."""
+    def honours_holds_until_ms(self) -> int | None:
+        """When this demand ceases to honour the holds of others: its oldest caller's say."""
         head = self.head()
-        return None if head is None else head[0] + self.model.patience_ms
+        return None if head is None else head[0] + self._stated_patience_ms(head)
+
+    def patience_ends_ms(self) -> int | None:
+        """When this demand stops waiting for the work of others to end by itself. A caller
+        may put it off; stating a short patience beats holds and nothing else."""
+        head = self.head()
+        if head is None:
+            return None
+        return head[0] + max(self._stated_patience_ms(head), self.model.patience_ms)
+
+    def _stated_patience_ms(self, head: Rank) -> int:
+        for entry in (*self.waiting[:1], *self.told[:1]):
+            if entry.rank == head and entry.patience_ms is not None:
+                return entry.patience_ms
+        return self.model.patience_ms
+
+    def hold_for(self, caller: str, until_ms: int, now_ms: int) -> None:
+        """Keep the model for a caller's next request; in the past: no longer."""
+        self.holds[caller] = until_ms
+        self.holds = {who: until for who, until in self.holds.items() if until > now_ms}
+        self.held_until_ms = max(self.holds.values(), default=0)
 
     def is_cooling(self, now_ms: int) -> bool:
         """Whether it failed so lately that it is not tried again yet."""
@@ -277,13 +304,22 @@ class Demand:
                 assert_never(presence)
 
 
+class Granted(NamedTuple):
+    """A grant that has not ended, and what its request said of what comes after it."""
+
+    replica: Replica
+    since_ms: int
+    caller: str
+    hold_ms: int | None
+
+
 @dataclass(slots=True, eq=False)
 class State:
     """Everything the scheduler knows, in one place.
 
     Args:
         waiting: where each waiting request is queued.
-        granted: which replica serves each granted request, and since when.
+        granted: the grants that have not ended.
         wanting: the models that want a replica brought up, with the rank they want it at.
         queue_bytes: request bodies held by the waiting.
     """
@@ -293,7 +329,7 @@ class State:
     ledger: Ledger = field(default_factory=Ledger)
     replicas: dict[ReplicaId, Replica] = field(default_factory=dict)
     waiting: dict[RequestId, tuple[Demand, Entry]] = field(default_factory=dict)
-    granted: dict[RequestId, tuple[Replica, int]] = field(default_factory=dict)
+    granted: dict[RequestId, Granted] = field(default_factory=dict)
     wanting: dict[ModelName, Rank] = field(default_factory=dict)
     queue_bytes: int = 0
     is_shutting_down: bool = False

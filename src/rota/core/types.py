@@ -108,7 +108,10 @@ class Model:
         queue_max: requests that may wait for this model; over it 429.
         activation_wait_ms: how long a request holds its connection for a load.
         queue_wait_ms: how long a request waits for a slot of a ready replica.
-        patience_ms: the age from which a demand may close a busy replica to later requests.
+        patience_ms: how long a demand honours the holds of others, and the least age from
+            which it may close a busy replica to later requests.
+        hold_ms: after a finished answer, how long the model is kept for its caller's next.
+        hold_tool_call_ms: the same after an answer that calls a tool: an agent is coming back.
         stop_grace_ms: between asking an engine to end and killing its process group.
         load_ms: how long a load is expected to take, from earlier ones; None = not known.
     """
@@ -123,6 +126,8 @@ class Model:
     activation_wait_ms: int = 45_000
     queue_wait_ms: int = 600_000
     patience_ms: int = 300_000
+    hold_ms: int = 0
+    hold_tool_call_ms: int = 0
     stop_grace_ms: int = 10_000
     load_ms: int | None = None
 

@@ -78,6 +78,10 @@ def reason(state: State, demand: Demand) -> Tell:
             return tell(WaitKind.ROOM, "memory is coming free")
         end = "finish and leave" if demand.promise.is_barrier else "leave"
         return tell(WaitKind.ROOM, f"waiting for {leaving} to {end}")
+    held = [r.id for r in state.replicas.values() if r.is_idle and _is_held(state, r)]
+    if held and demand.replicas_wanted() > 0:
+        kept = _names(state, held)
+        return tell(WaitKind.HOLD, f"{kept} is kept a little for its caller's next request")
     return tell(WaitKind.WORK, f"waiting for {_in_the_way(state)} to come free")
 
 
@@ -187,6 +191,10 @@ def _names(state: State, replicas: Iterable[ReplicaId]) -> str:
     names = sorted(set(known))
     more = len(names) - NAMES_MAX
     return ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def _is_held(state: State, replica: Replica) -> bool:
+    return state.demand_of(replica).held_until_ms > state.now_ms
 
 
 def _in_the_way(state: State) -> str:

@@ -32,6 +32,8 @@ class Temper:
         think_ms_max: how long it thinks between one wish and the next, at most.
         wishes: how many wishes it has.
         own_wait_ms: its own bound on waiting, if it states one.
+        hold_ms: how long it wants its model kept for its next request, if it says.
+        patience_ms: how long it honours the holds of others, if it says.
     """
 
     returns: float
@@ -40,6 +42,8 @@ class Temper:
     think_ms_max: int
     wishes: int
     own_wait_ms: int | None = None
+    hold_ms: int | None = None
+    patience_ms: int | None = None
 
 
 @dataclass(slots=True)
@@ -158,7 +162,18 @@ class Callers:
             self._timeline.post(in_ms, lambda: self._leave(caller, request))
         own_ms = caller.temper.own_wait_ms
         size = self._random.randint(0, 10_000)
-        self._report(RequestArrived(request, caller.model, caller.name, size, own_ms, own_ms))
+        self._report(
+            RequestArrived(
+                request=request,
+                model=caller.model,
+                caller=caller.name,
+                body_bytes=size,
+                activation_wait_ms=own_ms,
+                queue_wait_ms=own_ms,
+                hold_ms=caller.temper.hold_ms,
+                patience_ms=caller.temper.patience_ms,
+            )
+        )
 
     def _leave(self, caller: Caller, request: RequestId) -> None:
         """Walk away, whether waiting or being served."""
@@ -183,7 +198,8 @@ class Callers:
         del self._by_request[request]
         caller.request = caller.replica = None
         self._next_wish(caller)
-        self._report(GrantEnded(request, outcome))
+        is_tool_call = self._random.random() < 0.3
+        self._report(GrantEnded(request, outcome, is_tool_call))
 
     def _next_wish(self, caller: Caller) -> None:
         caller.since_ms = 0

@@ -81,7 +81,7 @@ def bound_ms(world: World, model: ModelName) -> int:
     """How long a caller who always returns waits for its grant at most.
 
     Stated and explained in docs/scheduler.md, "How long it can take". `patience` is the
-    longest of all models, since a demand that is older but more patient goes first; the
+    longest of all models and callers, since a demand that is older but more patient goes first; the
     turns are those of each model that may have to go first, and its own.
     """
     serve_ms = max(temper.serve_ms_max for _, temper in world.tempers)
@@ -89,7 +89,10 @@ def bound_ms(world: World, model: ModelName) -> int:
     stop_ms = max(model.stop_grace_ms for model in world.models) + STOP_LATE_MS
     away_ms = RETRY_MS_MAX + RETURN_MS_MAX
     turn_ms = load_ms + away_ms + OWED_MS + serve_ms + stop_ms + load_ms + WAKE_LATE_MS_MAX
-    patience_ms = max(other.patience_ms for other in world.models)
+    patience_ms = max(
+        *(other.patience_ms for other in world.models),
+        *(temper.patience_ms or 0 for _, temper in world.tempers),
+    )
     assert model in world.load_ms, model
     return patience_ms + away_ms + turn_ms * len(world.models)
 

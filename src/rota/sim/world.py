@@ -86,13 +86,23 @@ def draw_endless_world(random: Random) -> World:
             slots=slots,
             activation_wait_ms=random.choice((1_000, 10_000, 45_000)),
             patience_ms=random.choice((5_000, 30_000, 300_000)),
+            hold_ms=random.choice((0, 1_000, 30_000)),
             load_ms=random.choice((None, 10_000)),
         )
         models.append(model)
         for _ in range(random.randint(1, slots)):
             serve_ms_max = random.choice((1_000, 10_000, 60_000))
             think_ms_max = random.choice((500, 5_000, 60_000))
-            tempers.append((model.name, Temper(1.0, 0.0, serve_ms_max, think_ms_max, 10**9)))
+            temper = Temper(
+                returns=1.0,
+                leaves=0.0,
+                serve_ms_max=serve_ms_max,
+                think_ms_max=think_ms_max,
+                wishes=10**9,
+                hold_ms=random.choice((None, None, 0, 300_000)),
+                patience_ms=random.choice((None, None, 0, 60_000)),
+            )
+            tempers.append((model.name, temper))
     return World(
         nodes=nodes,
         late_ms=tuple(0 for _ in nodes),
@@ -142,6 +152,8 @@ def _draw_model(random: Random, name: str, has: dict[str, bool]) -> Model:
         activation_wait_ms=random.choice((0, 2_000, 45_000)),
         queue_wait_ms=random.choice((5_000, 600_000)),
         patience_ms=random.choice((0, 10_000, 300_000)),
+        hold_ms=random.choice((0, 1_000, 60_000)),
+        hold_tool_call_ms=random.choice((0, 10_000)),
         load_ms=random.choice((None, 10_000)),
     )
 
@@ -156,5 +168,7 @@ def _draw_caller(
         think_ms_max=random.choice((1, 5_000, 120_000)),
         wishes=random.randint(1, 40),
         own_wait_ms=random.choice((None, None, 0, 3_000, 55_000)),
+        hold_ms=random.choice((None, None, 0, 5_000, 10**9)),
+        patience_ms=random.choice((None, None, 0, 5_000, 400_000)),
     )
     return random.choice(models).name, temper
