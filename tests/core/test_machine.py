@@ -104,7 +104,7 @@ class Machine(RuleBasedStateMachine):
         model = data.draw(st.sampled_from([model.name for model in self.models]))
         caller = data.draw(st.sampled_from(("ann", "ben", "cleo", "")))
         waits = st.sampled_from((None, None, None, 0, 1_000, 20_000))
-        own = (data.draw(waits), data.draw(waits))
+        own = [data.draw(waits) for _ in range(4)]  # two waits, a hold, a patience
         for _ in range(burst):
             self.feed(RequestArrived(self.new_id(), model, caller, 7, *own))
 
@@ -123,11 +123,11 @@ class Machine(RuleBasedStateMachine):
         self.feed(RequestCancelled(request))
 
     @precondition(lambda self: self.granted)
-    @rule(data=st.data(), outcome=st.sampled_from(Outcome))
-    def ended_(self, data: st.DataObject, outcome: Outcome) -> None:
+    @rule(data=st.data(), outcome=st.sampled_from(Outcome), is_tool_call=st.booleans())
+    def ended_(self, data: st.DataObject, outcome: Outcome, is_tool_call: bool) -> None:
         request = data.draw(st.sampled_from(self.granted))
         self.drop(request)
-        self.feed(GrantEnded(request, outcome))
+        self.feed(GrantEnded(request, outcome, is_tool_call))
 
     @precondition(lambda self: self.starting)
     @rule(data=st.data())

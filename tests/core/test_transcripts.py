@@ -6,8 +6,10 @@ A file is blocks: commands, `----`, what comes of them (with the time in seconds
 line. Lines that begin with `#` are for the reader. Commands:
 
     model NAME [memory=8|whole] [devices=1] [min=0] [max=1] [idle=600] [slots=1] [queue=1000]
-          [wait=45] [patience=300] [load=S]              memory in MiB, times in seconds
-    join DEVICE=MIB …        ask ID MODEL CALLER [WAIT]  leave ID       end ID [OUTCOME]
+          [wait=45] [patience=300] [hold=0] [hold_tool_call=0] [load=S]
+                             memory in MiB, times in seconds
+    join DEVICE=MIB …        ask ID MODEL CALLER [WAIT] [hold=S] [patience=S]
+    leave ID                 end ID [OUTCOME]            call ID        (it ends in a tool call)
     ready REPLICA            gone REPLICA [CAUSE …]      lost REPLICA SAYING  (hopeless)
     load ID MODEL            unload MODEL SECONDS        shutdown SECONDS
     wait SECONDS             (time passes; rota wakes when it asked to)
@@ -125,10 +127,10 @@ def _event(verb: str, words: list[str]) -> Event:
         case ["join", *devices]:
             pairs = [device.split("=") for device in devices]
             return NodeJoined("n0", tuple(Device(name, int(mib)) for name, mib in pairs))
-        case ["ask", request, model, caller]:
-            return RequestArrived(request, model, caller)
-        case ["ask", request, model, caller, wait]:
-            return RequestArrived(request, model, caller, 0, _ms(wait), _ms(wait))
+        case ["ask", request, model, caller, *said]:
+            return _arrival(request, model, caller, said)
+        case ["call", request]:
+            return GrantEnded(request, Outcome.OK, is_tool_call=True)
         case ["leave", request]:
             return RequestCancelled(request)
         case ["end", request]:
@@ -153,6 +155,22 @@ def _event(verb: str, words: list[str]) -> Event:
             raise AssertionError(f"no such command: {verb} {words}")
 
 
+def _arrival(request: str, model: str, caller: str, said: list[str]) -> RequestArrived:
+    stated = {name: _ms(value) for name, _, value in (word.rpartition("=") for word in said)}
+    wait_ms = stated.pop("", None)
+    arrival = RequestArrived(
+        request=request,
+        model=model,
+        caller=caller,
+        activation_wait_ms=wait_ms,
+        queue_wait_ms=wait_ms,
+        hold_ms=stated.pop("hold", None),
+        patience_ms=stated.pop("patience", None),
+    )
+    assert not stated, stated
+    return arrival
+
+
 def _model(name: str, words: list[str]) -> Model:
     said = dict(word.split("=") for word in words)
     memory = said.pop("memory", "8")
@@ -166,6 +184,8 @@ def _model(name: str, words: list[str]) -> Model:
         queue_max=int(said.pop("queue", "1000")),
         activation_wait_ms=_ms(said.pop("wait", "45")),
         patience_ms=_ms(said.pop("patience", "300")),
+        hold_ms=_ms(said.pop("hold", "0")),
+        hold_tool_call_ms=_ms(said.pop("hold_tool_call", "0")),
         load_ms=_ms(said.pop("load")) if "load" in said else None,
     )
     assert not said, said
