@@ -129,6 +129,7 @@ class Controller:
         self._scheduler = Scheduler(
             (entry.model for entry in config.models.values()),
             queue_bytes_max=config.queue_bytes_max,
+            hold_ms_max=config.hold_ms_max,
         )
         self._recorder = Recorder(self._scheduler)
         self._mistake: _Mistake | None = None
@@ -163,6 +164,8 @@ class Controller:
         body_bytes: int = 0,
         activation_wait_ms: int | None = None,
         queue_wait_ms: int | None = None,
+        hold_ms: int | None = None,
+        patience_ms: int | None = None,
     ) -> AsyncIterator[GrantHandle]:
         """The right to one slot of one replica, for as long as the block runs.
 
@@ -183,6 +186,8 @@ class Controller:
             body_bytes=body_bytes,
             activation_wait_ms=activation_wait_ms,
             queue_wait_ms=queue_wait_ms,
+            hold_ms=hold_ms,
+            patience_ms=patience_ms,
         )
         handle = await self._granted(event)
         try:
@@ -525,11 +530,11 @@ class GrantHandle:
         self.loaded = grant.loaded
         self.why = grant.why
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: Outcome, *, is_tool_call: bool = False) -> None:
         """Give the slot back. Only the first call counts."""
         if not self._is_over:
             self._is_over = True
-            self._post(GrantEnded(self._request, outcome))
+            self._post(GrantEnded(self._request, outcome, is_tool_call))
 
 
 def _whole_seconds(ms: int | None) -> int | None:

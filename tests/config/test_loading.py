@@ -192,7 +192,7 @@ def test_unknown_keys_come_with_a_suggestion(tmp_path: Path) -> None:
         defaults: {idle_timeout: 1m}
         devices: {cpu: {memry: 1GiB, memory: 1GiB}}
         models:
-          a: {url: http://far:1, listen: x, ttl: 5, min: 1, hold: 1s}
+          a: {url: http://far:1, listen: x, ttl: 5, min: 1, priority: 1}
           b: {url: http://far:1, wombat: 1}
           c: {model: x, scaling: {maxx: 1}}
           d: {url: http://far:1, scaling: {max: 1}}
@@ -206,7 +206,7 @@ def test_unknown_keys_come_with_a_suggestion(tmp_path: Path) -> None:
         "7:26: unknown key `listen`; it belongs at the top of the file",
         "7:37: unknown key `ttl`; here it is `scaling: {idle_timeout: …}`",
         "7:45: unknown key `min`; it belongs under `scaling`",
-        "7:53: `hold` is not built yet; remove it",
+        "7:53: `priority` is not built yet; remove it",
         complaints_of_wombat(),
         "9:27: unknown key `maxx`; did you mean `max`?",
         "10:26: `scaling` does nothing with `url`; it goes with `cmd` or `model`",

@@ -6,7 +6,7 @@ A file is blocks: commands, `----`, what comes of them (with the time in seconds
 line. Lines that begin with `#` are for the reader. Commands:
 
     model NAME [memory=8|whole] [devices=1] [min=0] [max=1] [idle=600] [slots=1] [queue=1000]
-          [wait=45] [patience=300] [hold=0] [hold_tool_call=0] [load=S]
+          [wait=45] [patience=300] [hold=0] [hold_finished=0] [load=S]
                              memory in MiB, times in seconds
     join DEVICE=MIB …        ask ID MODEL CALLER [WAIT] [hold=S] [patience=S]
     leave ID                 end ID [OUTCOME]            call ID        (it ends in a tool call)
@@ -185,7 +185,7 @@ def _model(name: str, words: list[str]) -> Model:
         activation_wait_ms=_ms(said.pop("wait", "45")),
         patience_ms=_ms(said.pop("patience", "300")),
         hold_ms=_ms(said.pop("hold", "0")),
-        hold_tool_call_ms=_ms(said.pop("hold_tool_call", "0")),
+        hold_finished_ms=_ms(said.pop("hold_finished", "0")),
         load_ms=_ms(said.pop("load")) if "load" in said else None,
     )
     assert not said, said

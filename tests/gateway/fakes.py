@@ -168,6 +168,8 @@ class GrantCall:
     body_bytes: int
     activation_wait_ms: int | None
     queue_wait_ms: int | None
+    hold_ms: int | None
+    patience_ms: int | None
 
 
 @dataclass
@@ -182,10 +184,12 @@ class FakeGrant:
     loaded: bool = False
     why: str = ""
     outcome: Outcome | None = None
+    is_tool_call: bool = False
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: Outcome, *, is_tool_call: bool = False) -> None:
         if self.outcome is None:
             self.outcome = outcome
+            self.is_tool_call = is_tool_call
 
 
 Decide = Callable[[GrantCall, FakeGrant], Awaitable[None]]
@@ -219,8 +223,19 @@ class FakeController:
         body_bytes: int = 0,
         activation_wait_ms: int | None = None,
         queue_wait_ms: int | None = None,
+        hold_ms: int | None = None,
+        patience_ms: int | None = None,
     ) -> AbstractAsyncContextManager[FakeGrant]:
-        call = GrantCall(request, model, caller, body_bytes, activation_wait_ms, queue_wait_ms)
+        call = GrantCall(
+            request,
+            model,
+            caller,
+            body_bytes,
+            activation_wait_ms,
+            queue_wait_ms,
+            hold_ms,
+            patience_ms,
+        )
         self.calls.append(call)
         return self._grant(call)
 

@@ -215,6 +215,40 @@ async def test_declared_time_out_bounds_the_wait() -> None:
         assert await waits(x_stainless_read_timeout="1e300") == (45_000, 600_000)
 
 
+@pytest.mark.parametrize("prefix", ["x-rota", "x-qm"])
+async def test_what_is_said_of_hold_and_patience_is_passed_on(prefix: str) -> None:
+    async with start_gateway(answering(b"{}")) as gateway:
+
+        async def said(hold: str | None, patience: str | None) -> tuple[int | None, int | None]:
+            given = {f"{prefix}-hold-ms": hold, f"{prefix}-patience-ms": patience}
+            headers = {name: value for name, value in given.items() if value is not None}
+            await ask(gateway.port, "POST", CHAT, chat(), headers)
+            call = gateway.controller.calls[-1]
+            return call.hold_ms, call.patience_ms
+
+        assert await said(None, None) == (None, None)
+        assert await said("0", "0") == (0, 0)
+        assert await said("30000", "60000") == (30_000, 60_000)
+        assert await said("-1", "1e3") == (None, None)
+        assert await said("soon", "") == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_tool_call"),
+    [
+        (b'{"choices":[{"message":{"tool_calls":[]},"finish_reason":"stop"}]}', False),
+        (b'{"choices":[{"message":{"tool_calls":[{}]},"finish_reason":"tool_calls"}]}', True),
+        (b'{"choices":[{"finish_reason": "tool_calls"}]}', True),
+        (b'{"choices":[{"message":{"content":"\\"finish_reason\\":\\"tool_calls\\""}}]}', False),
+    ],
+)
+async def test_an_answer_that_calls_a_tool_is_told_apart(body: bytes, is_tool_call: bool) -> None:
+    async with start_gateway(answering(body)) as gateway:
+        await ask(gateway.port, "POST", CHAT, chat())
+        await until(lambda: gateway.controller.grants[0].outcome is not None)
+        assert gateway.controller.grants[0].is_tool_call is is_tool_call
+
+
 async def test_connections_to_the_engine_and_from_the_client_are_reused() -> None:
     async with start_gateway(answering(b"{}")) as gateway, connect(gateway.port) as wire:
         for _ in range(10):

@@ -267,6 +267,8 @@ class ModelReader:
             activation_wait_ms=self._shared("activation_wait"),
             queue_wait_ms=self._shared("queue_wait"),
             patience_ms=self._shared("patience"),
+            hold_ms=self._shared("hold"),
+            hold_finished_ms=self._shared("hold_finished"),
             stop_grace_ms=self._shared("stop_grace"),
         )
 

@@ -192,9 +192,17 @@ class SharedKeys(Keys):
     )
     patience: Duration = key(
         "duration",
-        "How long a waiting request lets others keep a busy replica to themselves.",
+        "How long a waiting request honours the holds and the work of others. "
+        "`X-Rota-Patience-Ms` says otherwise for one request.",
         "5m",
     )
+    hold: Duration = key(
+        "duration",
+        "After an answer that calls a tool, how long the model is kept for its caller's next "
+        "request. `X-Rota-Hold-Ms` says otherwise for one request.",
+        "10s",
+    )
+    hold_finished: Duration = key("duration", "The same after any other answer.", "1s")
     start_timeout: SomeDuration = key(
         "duration", "A replica that is not ready by then is ended, and its start has failed.", "5m"
     )
@@ -281,6 +289,7 @@ class FileKeys(Keys):
     queue_bytes_max: Bytes = key(
         "memory", "What the bodies of all waiting requests may take together.", "512MiB"
     )
+    hold_max: Duration = key("duration", "The longest hold that a request can ask for.", "5m")
     body_bytes_max: Bytes = key("memory", "What one request's body may take.", "64MiB")
     defaults: SharedKeys = key("mapping", "For every model that says nothing else.", SharedKeys())
     models: Annotated[dict[str, ModelKeys], BeforeValidator(_mapping)] = key(
@@ -291,8 +300,6 @@ class FileKeys(Keys):
 # Designed and not built: refused by name, so that nobody takes silence for consent.
 NOT_BUILT = frozenset(
     {
-        "hold",
-        "hold_max",
         "priority",
         "when_full",
         "groups",

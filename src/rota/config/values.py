@@ -117,6 +117,7 @@ class Config:
     devices: tuple[DeviceConfig, ...] = ()
     state_dir: Path = Path("state")
     queue_bytes_max: int = 512 * 1024 * 1024
+    hold_ms_max: int = 300_000
     body_bytes_max: int = 64 * 1024 * 1024
     allow_open: bool = False
     path: Path | None = None

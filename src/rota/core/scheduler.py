@@ -803,7 +803,7 @@ def _hold_ms(model: Model, granted: Granted, event: GrantEnded) -> int:
         return granted.hold_ms
     if event.outcome in (Outcome.CANCELLED, Outcome.UNREACHABLE):
         return 0
-    return model.hold_tool_call_ms if event.is_tool_call else model.hold_ms
+    return model.hold_ms if event.is_tool_call else model.hold_finished_ms
 
 
 def _is_still(until_ms: int | None, now_ms: int) -> bool:

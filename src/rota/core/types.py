@@ -110,8 +110,9 @@ class Model:
         queue_wait_ms: how long a request waits for a slot of a ready replica.
         patience_ms: how long a demand honours the holds of others, and the least age from
             which it may close a busy replica to later requests.
-        hold_ms: after a finished answer, how long the model is kept for its caller's next.
-        hold_tool_call_ms: the same after an answer that calls a tool: an agent is coming back.
+        hold_ms: after an answer that calls a tool, how long the model is kept for its caller's
+            next request: an agent is coming back.
+        hold_finished_ms: the same after any other answer.
         stop_grace_ms: between asking an engine to end and killing its process group.
         load_ms: how long a load is expected to take, from earlier ones; None = not known.
     """
@@ -127,7 +128,7 @@ class Model:
     queue_wait_ms: int = 600_000
     patience_ms: int = 300_000
     hold_ms: int = 0
-    hold_tool_call_ms: int = 0
+    hold_finished_ms: int = 0
     stop_grace_ms: int = 10_000
     load_ms: int | None = None
 

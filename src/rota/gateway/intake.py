@@ -228,6 +228,15 @@ def declared_wait_ms(headers: Mapping[bytes, bytes]) -> int | None:
     return max(timeout_ms - TIMEOUT_MARGIN_MS, timeout_ms // 2)
 
 
+def stated_ms(headers: Mapping[bytes, bytes], what: bytes) -> int | None:
+    """What a caller says of its `hold` or `patience` in milliseconds, under rota's name or
+    the one that clients of Quartermaster use. None: nothing was said, or nothing legible."""
+    raw = headers.get(b"x-rota-%b-ms" % what) or headers.get(b"x-qm-%b-ms" % what)
+    if raw is None or not raw.isdigit():
+        return None
+    return int(raw[:12])
+
+
 def given_request_id(headers: Mapping[bytes, bytes]) -> str | None:
     """The caller's own `X-Request-Id`, if it is one that can be written into a log."""
     raw = headers.get(b"x-request-id", b"")

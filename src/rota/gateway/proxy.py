@@ -19,6 +19,7 @@ import asyncio
 import itertools
 import logging
 import os
+import re
 import urllib.parse
 from collections.abc import Mapping
 from functools import lru_cache
@@ -42,6 +43,7 @@ from rota.gateway.intake import (
     given_request_id,
     identify_caller,
     read_intake,
+    stated_ms,
 )
 from rota.gateway.surface import Controller, GrantHandle
 from rota.gateway.watch import ClientGoneError, Watch
@@ -72,6 +74,10 @@ _PLAIN_CONNECTION = {b"keep-alive", b"close"}
 
 _TAIL_BYTES = 16  # of an event stream: enough for `data: [DONE]` and its blank line
 _BLANK_LINES = (b"\n\n", b"\r\n\r\n", b"\r\r")
+
+# Looked for in each piece as it passes; one that is cut in two there goes unseen, and costs its
+# caller the longer of two holds.
+_ENDS_IN_TOOL_CALL = re.compile(rb'"finish_reason"\s*:\s*"tool_calls"')
 
 _log = logging.getLogger(__name__)
 
@@ -176,6 +182,8 @@ class _Call:
                 body_bytes=len(intake.body),
                 activation_wait_ms=activation_wait_ms,
                 queue_wait_ms=queue_wait_ms,
+                hold_ms=stated_ms(self._headers, b"hold"),
+                patience_ms=stated_ms(self._headers, b"patience"),
             ) as grant:
                 self._loaded, self._waited_ms = grant.loaded, grant.waited_ms
                 _log.debug(
@@ -234,8 +242,11 @@ class _Call:
         """Send the answer as it comes. The slot is given back when the engine is done, though
         the client may have yet to take the last bytes."""
         await self._start(response)
+        is_tool_call = False
         while True:
             piece = await response.read()
+            if b'"tool_calls"' in piece and _ENDS_IN_TOOL_CALL.search(piece):
+                is_tool_call = True
             if self._events_tail is not None:
                 self._events_tail = (self._events_tail + piece[-_TAIL_BYTES:])[-_TAIL_BYTES:]
             is_last = response.at_end
@@ -243,7 +254,8 @@ class _Call:
                 await self._send_body(piece, more=True)
                 raise BrokenOffError("closed the connection before [DONE]", begun=True)
             if is_last:
-                grant.end(Outcome.FAILED if response.status >= 500 else Outcome.OK)
+                outcome = Outcome.FAILED if response.status >= 500 else Outcome.OK
+                grant.end(outcome, is_tool_call=is_tool_call)
             await self._send_body(piece, more=not is_last)
             if is_last:
                 return

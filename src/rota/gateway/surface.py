@@ -31,7 +31,7 @@ class GrantHandle(Protocol):
     @property
     def why(self) -> str: ...
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: Outcome, *, is_tool_call: bool = False) -> None:
         """Give the slot back; only the first call counts. Leaving the grant's context does
         it too: OK, CANCELLED for a cancellation, FAILED for any other exception."""
 
@@ -51,6 +51,8 @@ class Controller(Protocol):
         body_bytes: int = 0,
         activation_wait_ms: int | None = None,
         queue_wait_ms: int | None = None,
+        hold_ms: int | None = None,
+        patience_ms: int | None = None,
     ) -> AbstractAsyncContextManager[GrantHandle]:
         """Wait for a slot of the model; cancelling the wait withdraws the request.
 

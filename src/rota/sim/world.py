@@ -87,6 +87,7 @@ def draw_endless_world(random: Random) -> World:
             activation_wait_ms=random.choice((1_000, 10_000, 45_000)),
             patience_ms=random.choice((5_000, 30_000, 300_000)),
             hold_ms=random.choice((0, 1_000, 30_000)),
+            hold_finished_ms=random.choice((0, 1_000)),
             load_ms=random.choice((None, 10_000)),
         )
         models.append(model)
@@ -152,8 +153,8 @@ def _draw_model(random: Random, name: str, has: dict[str, bool]) -> Model:
         activation_wait_ms=random.choice((0, 2_000, 45_000)),
         queue_wait_ms=random.choice((5_000, 600_000)),
         patience_ms=random.choice((0, 10_000, 300_000)),
-        hold_ms=random.choice((0, 1_000, 60_000)),
-        hold_tool_call_ms=random.choice((0, 10_000)),
+        hold_ms=random.choice((0, 10_000, 60_000)),
+        hold_finished_ms=random.choice((0, 1_000)),
         load_ms=random.choice((None, 10_000)),
     )
 
