@@ -90,6 +90,25 @@ async def test_trailers_do_not_become_headers() -> None:
         assert "x-evil" not in dict(gateway.engine.requests[0].headers)
 
 
+@pytest.mark.parametrize("path", [CHAT, "/health"])
+async def test_who_is_refused_while_sending_hears_why(path: str) -> None:
+    body = b"x" * 5_000_000
+    async with start_gateway(OK, body_bytes_max=1_000) as gateway, connect(gateway.port) as wire:
+        await wire.write(request_bytes("POST", path, body, {"connection": "close"}))
+        assert (await wire.read_head()).status in (405, 413)
+        assert (await wire.read_body()).is_whole
+        assert await asyncio.wait_for(wire.reader.read(), HANG_S) == b""
+
+
+async def test_a_refused_body_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "UNHEARD_S_MAX", 0.1)
+    async with start_gateway(OK, body_bytes_max=1_000) as gateway, connect(gateway.port) as wire:
+        await wire.write(request_bytes("POST", CHAT, headers={"content-length": "9999"}))
+        assert (await wire.read_head()).status == 413
+        await wire.read_body()
+        assert await asyncio.wait_for(wire.reader.read(), HANG_S) == b""
+
+
 @pytest.mark.parametrize("begun", [b"", b"GET /health HTTP/1.1\r\nx: "])
 async def test_a_client_that_never_asks_is_turned_away(
     begun: bytes, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,8 @@
   descriptor. Trailers are not added to the headers: what was checked stays what is sent on.
 - A client that leaves while it has pipelined requests is noticed, and every request of its
   connection told. uvicorn stops reading then, and tells only the latest.
+- Who is refused while still sending hears why: a connection that is to end stays until the
+  body is in, since closing it earlier would make the kernel throw the answer away (RST).
 - What is not HTTP is answered in our shape, and never inside another answer.
 
 Refused: h11, which has such bounds, at three times the CPU per request.
@@ -23,6 +25,7 @@ from rota.gateway.errors import error_body, error_headers
 
 HEAD_BYTES_MAX = 64 * 1024  # nginx takes 32 KiB, node 16 KiB
 HEAD_S_MAX = 60.0  # from connecting, or from the first byte, to the end of a head
+UNHEARD_S_MAX = 60.0  # for the rest of a body that was refused
 PIPELINE_MAX = 64  # requests in line behind the one that is answered
 
 _STATUS_LINES = {
@@ -40,6 +43,8 @@ class Connection(HttpToolsProtocol):
         self._is_in_head = True
         self._head_since: float | None = None
         self._beside_bytes = 0  # received since a body's last byte, or an end of a head
+        self._refused_since: float | None = None
+        self._is_kept = True  # whether the client wants the connection after this request
         self._answering: RequestResponseCycle | None = None
 
     def turn_away_if_slow(self, now: float) -> None:
@@ -47,6 +52,8 @@ class Connection(HttpToolsProtocol):
         cost every request."""
         if self._head_since is not None and now - self._head_since > HEAD_S_MAX:
             self._turn_away(408, f"no whole head of a request came in {HEAD_S_MAX:g} s")
+        elif self._refused_since is not None and now - self._refused_since > UNHEARD_S_MAX:
+            self.transport.close()
 
     # -- what the transport tells
 
@@ -78,6 +85,7 @@ class Connection(HttpToolsProtocol):
         self._beside_bytes = 0
         super().on_headers_complete()
         self.headers = []  # another list than the request's: trailers land here
+        self._is_kept, self.cycle.keep_alive = self.cycle.keep_alive, True
         if self.pipeline:
             self.flow.resume_reading()  # or its leaving would not be seen
         if len(self.pipeline) > PIPELINE_MAX:
@@ -90,7 +98,16 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._is_in_head = True
         self._beside_bytes = 0
+        self._refused_since = None
+        self.cycle.keep_alive &= self._is_kept
         super().on_message_complete()
+        if self.cycle.response_complete and not self.cycle.keep_alive:
+            self.transport.close()
+
+    def on_response_complete(self) -> None:
+        if not self._is_in_head and self._answering is self.cycle:
+            self._refused_since = self.loop.time()
+        super().on_response_complete()
 
     # -- ends
 
