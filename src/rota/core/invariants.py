@@ -218,6 +218,7 @@ def _barriers_have_a_reason(state: State) -> None:
             closed_for.setdefault(replica_id, rank)
     for replica in state.replicas.values():
         is_due = replica.phase is Phase.READY and not state.demand_of(replica).is_owed
+        is_due = is_due and replica.resident_until_ms <= state.now_ms
         expected = closed_for.get(replica.id) if is_due else None
         assert replica.closed_for == expected, (replica, expected)
 

@@ -116,6 +116,7 @@ def may_go(state: State, replica: Replica, rank: Rank, *, honours_holds: bool) -
     demand = state.demand_of(replica)
     if not replica.is_idle or demand.is_owed:
         return False
+    honours_holds |= state.now_ms < replica.resident_until_ms
     if honours_holds and demand.held_until_ms > state.now_ms:
         return False
     head = demand.head()

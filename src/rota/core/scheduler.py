@@ -274,6 +274,8 @@ class Scheduler:
         demand.load_ms = _smooth(demand.load_ms, self.state.now_ms - replica.phase_since_ms)
         self._enter(replica, Phase.READY)
         replica.last_use_ms = self.state.now_ms
+        residence_ms = min(demand.load_ms, demand.model.patience_ms // 2)
+        replica.resident_until_ms = self.state.now_ms + residence_ms
         for entry in demand.told:
             entry.is_owed = True
         self._review(demand)
@@ -517,7 +519,8 @@ class Scheduler:
     def _set_wake(self, demand: Demand) -> None:
         """Keep the time at which this model is to be looked at though nothing happens."""
         times = [demand.review_ms, demand.cooldown_until_ms, demand.held_until_ms]
-        times += [self._leaves_ms(demand, r) or 0 for r in demand.replicas.values()]
+        for replica in demand.replicas.values():
+            times += [self._leaves_ms(demand, replica) or 0, replica.resident_until_ms]
         times += [demand.honours_holds_until_ms() or 0, demand.patience_ends_ms() or 0]
         now_ms = self.state.now_ms
         wake_ms = min((time for time in times if now_ms < time < NEVER_MS), default=None)
@@ -615,8 +618,9 @@ class Scheduler:
     def _close(self, leaving: Mapping[ReplicaId, Rank]) -> None:
         """8c: who makes way takes no later request; who need not any more is open again.
 
-        One that is owed, or has yet to come up, is closed when it has served those it is for.
+        One that has yet to come up, is owed or in its residence, is closed after that.
         """
+        now_ms = self.state.now_ms
         concerned, self._closed = self._closed | leaving.keys(), set()
         for replica_id in sorted(concerned):
             replica = self.state.replicas.get(replica_id)
@@ -624,6 +628,7 @@ class Scheduler:
                 continue
             demand = self.state.demand_of(replica)
             is_due = replica.phase is Phase.READY and not demand.is_owed
+            is_due = is_due and replica.resident_until_ms <= now_ms
             closed_for = leaving.get(replica_id) if is_due else None
             if closed_for is not None:
                 self._closed.add(replica_id)

@@ -93,6 +93,8 @@ class Replica:
         closed_for: the rank of the demand whose barrier it stands behind; later requests
             are not granted here.
         has_served: whether a grant on it has ended well.
+        resident_until_ms: until then its holds and its work are honoured by everyone: a load is
+            not thrown away before it has paid.
         why: what it was started for, in words.
     """
 
@@ -108,6 +110,7 @@ class Replica:
     stop_why: str = ""
     closed_for: Rank | None = None
     has_served: bool = False
+    resident_until_ms: int = 0
 
     @property
     def is_leaving(self) -> bool:

@@ -88,7 +88,8 @@ def bound_ms(world: World, model: ModelName) -> int:
     load_ms = max(round(ms * SLOWEST) for ms in world.load_ms.values())
     stop_ms = max(model.stop_grace_ms for model in world.models) + STOP_LATE_MS
     away_ms = RETRY_MS_MAX + RETURN_MS_MAX
-    turn_ms = load_ms + away_ms + OWED_MS + serve_ms + stop_ms + load_ms + WAKE_LATE_MS_MAX
+    kept_ms = max(away_ms + OWED_MS, load_ms)  # owed, or in its residence
+    turn_ms = load_ms + kept_ms + serve_ms + stop_ms + load_ms + WAKE_LATE_MS_MAX
     patience_ms = max(
         *(other.patience_ms for other in world.models),
         *(temper.patience_ms or 0 for _, temper in world.tempers),
