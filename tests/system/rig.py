@@ -77,12 +77,21 @@ class Rig:
     """A running rota, and a client beside it."""
 
     def __init__(
-        self, url: str, controller: Controller, devices: FakeDevices, http: httpx2.AsyncClient
+        self,
+        url: str,
+        controller: Controller,
+        devices: FakeDevices | None,
+        http: httpx2.AsyncClient,
     ) -> None:
         self.url = url
         self.controller = controller
-        self.devices = devices
+        self._devices = devices
         self.http = http
+
+    @property
+    def devices(self) -> FakeDevices:
+        assert self._devices is not None, "these engines are real"
+        return self._devices
 
     async def chat(self, model: str, *, stream: bool = False, **headers: str) -> httpx2.Response:
         """One chat request."""
@@ -133,8 +142,7 @@ class Rig:
 async def rota(
     tmp_path: Path, fakes: Iterable[Fake], devices: Mapping[str, int], **config: Any
 ) -> AsyncIterator[Rig]:
-    """Run rota until the block is left; then nothing of it may remain."""
-    before = set(descendants(os.getpid()))
+    """Run rota over fakes until the block is left; then they may hold no memory."""
     path = tmp_path / "devices.json"
     fake_devices = FakeDevices.create(path, devices)
     entries = [fake.entry(path) for fake in fakes]
@@ -146,14 +154,22 @@ async def rota(
         state_dir=tmp_path / "state",
         **config,
     )
+    async with running(settings, fake_devices) as rig:
+        yield rig
+    assert set(fake_devices.used_mib().values()) <= {0}, fake_devices.used_mib()
+
+
+@asynccontextmanager
+async def running(settings: Config, devices: FakeDevices | None = None) -> AsyncIterator[Rig]:
+    """Run rota until the block is left; then no process of it may remain."""
+    before = set(descendants(os.getpid()))
     async with (
         Controller(settings, LocalCluster(settings)) as controller,
         serve(App(controller), settings) as server,
         httpx2.AsyncClient(base_url=server.url, timeout=BOUND_S) as http,
     ):
-        yield Rig(server.url, controller, fake_devices, http)
+        yield Rig(server.url, controller, devices, http)
         await controller.shutdown(grace_ms=0)
-    assert set(fake_devices.used_mib().values()) <= {0}, fake_devices.used_mib()
     await until(lambda: before.issuperset(descendants(os.getpid())), "no process is left")
 
 

@@ -10,11 +10,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import httpx2
-import openai
 import pytest
 
 from rota.core.types import Scaling
 from tests.system.rig import Fake, end, is_alive, rota, until
+from tests.system.sdk import Burst, call_at_once
 
 ONE = {"gpu0": 1_000}
 
@@ -60,20 +60,14 @@ async def test_a_burst_of_thirty_is_served(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 async def test_six_hundred_calls_of_an_sdk_lose_none(tmp_path: Path) -> None:
-    # case Q3; the queue holds a third of them, so the others are told to come back, and do
-    fake = Fake("a").with_facts(queue_max=200)
+    # case Q3; the queue holds half of them, so the others are told to come back, and do
+    fake = Fake("a", ("--first-token-s", "0.1")).with_facts(queue_max=300)
     async with rota(tmp_path, [fake], ONE) as rig:
         assert (await rig.chat("a")).status_code == 200  # how long one takes is known from now on
-        sdk = openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=5)
-        async with sdk:
-            calls = (
-                sdk.chat.completions.create(
-                    model="a", messages=[{"role": "user", "content": str(number)}]
-                )
-                for number in range(600)
-            )
-            answers = await asyncio.gather(*calls)
-        assert all(answer.choices[0].message.content for answer in answers)
+        prompts = tuple(str(number) for number in range(600))
+        answers = await call_at_once(Burst(rig.url, "a", prompts, max_retries=5))
+        assert len(answers) == 600
+        assert all(answers)
         assert (await rig.engine_stats("a"))["requests"] == 600 + 1
 
 
@@ -137,19 +131,16 @@ async def test_two_clients_that_alternate_break_nothing(tmp_path: Path) -> None:
 # ── loading ──────────────────────────────────────────────────────────────────────────────
 
 
-async def test_fifty_requests_at_a_cold_model_start_one_process(tmp_path: Path) -> None:
-    # case H1
-    async with rota(tmp_path, [Fake("a", ("--load-s", "0.3"))], ONE) as rig:
-        sdk = openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none")
-        async with sdk:
-            calls = (
-                sdk.chat.completions.create(
-                    model="a", messages=[{"role": "user", "content": str(number)}]
-                )
-                for number in range(50)
-            )
-            answers = await asyncio.gather(*calls)
-        assert len([a for a in answers if a.choices[0].message.content]) == 50
+@pytest.mark.parametrize("stream", [False, True])
+async def test_fifty_requests_at_a_cold_model_start_one_process(
+    tmp_path: Path, stream: bool
+) -> None:
+    # case H1; there is room for one for each of them
+    async with rota(tmp_path, [Fake("a", ("--load-s", "1"), memory_mib=10)], ONE) as rig:
+        prompts = tuple(str(number) for number in range(50))
+        answers = await call_at_once(Burst(rig.url, "a", prompts, stream=stream))
+        assert len(answers) == 50
+        assert all(answers)
         assert rig.model("a")["loads"] == 1
         assert (await rig.engine_stats("a"))["requests"] == 50
 
@@ -173,14 +164,8 @@ async def test_an_sdk_that_has_little_time_is_served_by_its_retries(tmp_path: Pa
     async with rota(tmp_path, [Fake("a", ("--load-s", "1"))], ONE) as rig:
         await rig.controller.load("a")  # how long a load takes is known from now on
         await rig.controller.unload("a")
-        sdk = openai.AsyncOpenAI(
-            base_url=f"{rig.url}/v1", api_key="none", timeout=0.8, max_retries=5
-        )
-        async with sdk:
-            answer = await sdk.chat.completions.create(
-                model="a", messages=[{"role": "user", "content": "hi"}]
-            )
-        assert answer.choices[0].message.content
+        burst = Burst(rig.url, "a", ("hi",), timeout_s=0.8, max_retries=5)
+        assert all(await call_at_once(burst))
         assert rig.model("a")["loads"] == 1 + 1
 
 
@@ -210,12 +195,7 @@ async def test_what_failed_is_tried_again_by_whoever_comes_back(tmp_path: Path) 
     counter = tmp_path / "tried"
     script = f"if [ ! -e {counter} ]; then touch {counter}; exit 1; fi; "
     async with rota(tmp_path, [Fake("a", shell=script)], ONE) as rig:
-        sdk = openai.AsyncOpenAI(base_url=f"{rig.url}/v1", api_key="none", max_retries=2)
-        async with sdk:
-            answer = await sdk.chat.completions.create(
-                model="a", messages=[{"role": "user", "content": "hi"}]
-            )
-        assert answer.choices[0].message.content
+        assert all(await call_at_once(Burst(rig.url, "a", ("hi",))))
         assert rig.model("a")["loads"] == 2
 
 
