@@ -60,6 +60,7 @@ def test_past_patience_a_promise_may_count_on_a_replica_that_loads() -> None:
     whole = stage.scheduler.state.demands["whole"]
     assert whole.promise is not None
     assert granted(stage.feed(ReplicaReady("r1"))) == ["q1"]  # those it was loaded for come first
+    stage.feed(TimePassed(), after_ms=2_000)  # its residence: as long as its load took
     stage.ask("small", "sue")
     assert stopped(stage.feed(GrantEnded("q1", Outcome.OK))) == ["small"]
     assert started(stage.feed(ReplicaStopped("r1", StopCause.ASKED))) == ["whole"]
