@@ -287,7 +287,9 @@ class FileKeys(Keys):
         "mapping", "Texts to fill in for `${name}` in `cmd`, `args` and `env`.", {}
     )
     queue_bytes_max: Bytes = key(
-        "memory", "What the bodies of all waiting requests may take together.", "512MiB"
+        "memory",
+        "What the bodies of all waiting requests may take together; those being read, again as much.",
+        "512MiB",
     )
     hold_max: Duration = key("duration", "The longest hold that a request can ask for.", "5m")
     body_bytes_max: Bytes = key("memory", "What one request's body may take.", "64MiB")
