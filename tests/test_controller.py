@@ -5,18 +5,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import pytest
 
 from rota.config.values import CommandEngine, Config, ModelConfig
 from rota.controller import Controller, GrantHandle
-from rota.core.effects import Start, Stop
-from rota.core.events import Event, NodeJoined, Outcome, ReplicaReady, ReplicaStopped, StopCause
+from rota.core.effects import Effect, Start, Stop
+from rota.core.events import (
+    Event,
+    NodeJoined,
+    Outcome,
+    ReplicaReady,
+    ReplicaStopped,
+    RequestArrived,
+    StopCause,
+    UnloadAsked,
+)
+from rota.core.scheduler import Scheduler
 from rota.core.types import Device, Model, Scaling
 from rota.engines.base import Endpoint
-from rota.errors import CapacityError, ReplicaError, RequestError
+from rota.errors import CapacityError, ReplicaError, RequestError, RotaError
+from rota.journal import first_difference
+from rota.journal.file import load
 from rota.node.node import Facts
 
 
@@ -69,9 +82,12 @@ def entry(name: str, **facts: object) -> ModelConfig:
 
 
 @asynccontextmanager
-async def running(*entries: ModelConfig) -> AsyncIterator[tuple[Controller, RecordingCluster]]:
+async def running(
+    *entries: ModelConfig, state_dir: Path = Path("state")
+) -> AsyncIterator[tuple[Controller, RecordingCluster]]:
     cluster = RecordingCluster()
-    config = Config("127.0.0.1", 0, {entry.name: entry for entry in entries})
+    models = {entry.name: entry for entry in entries}
+    config = Config("127.0.0.1", 0, models, state_dir=state_dir)
     async with Controller(config, cluster) as controller:
         yield controller, cluster
     assert cluster.is_closed
@@ -296,3 +312,98 @@ async def test_shutdown_lets_work_end_and_answers_the_rest() -> None:
         await until(lambda: isinstance(cluster.last(), Stop))
         cluster.stopped("r1")
         await ending
+
+
+# ── the journal ──────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def broken_on(kind: type) -> Iterator[None]:
+    """A scheduler that raises on events of a kind, for as long as the block runs."""
+    step = Scheduler.step
+
+    def broken(self: Scheduler, event: Event, now_ms: int) -> list[Effect]:
+        if isinstance(event, kind):
+            raise AssertionError(f"no {kind.__name__} today")  # noqa: TRY004 - as the core would
+        return step(self, event, now_ms)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scheduler, "step", broken)
+        yield
+
+
+async def test_a_scheduler_that_breaks_fails_one_request_and_saves_how_it_came_to_that(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(entry("a"), state_dir=tmp_path) as (controller, cluster):
+        with broken_on(RequestArrived):
+            for request in ("one", "two"):
+                with pytest.raises(AssertionError, match="no RequestArrived today"):
+                    await Asker(controller, "a", request).task
+        (path,) = (tmp_path / "journals").iterdir()  # the second within a minute is not saved
+        saved = load(path)
+        assert saved.recording.steps[-1].raised == "AssertionError: no RequestArrived today"
+        assert str(path) in caplog.text
+        asker = Asker(controller, "a", "three")
+        await until(lambda: len(cluster.orders) == 1)
+        cluster.ready("r1")
+        await until(lambda: asker.handle is not None)
+        await asker.finish()
+
+
+async def test_whoever_reports_a_fact_that_the_scheduler_breaks_on_goes_on(tmp_path: Path) -> None:
+    async with running(entry("a"), state_dir=tmp_path) as (controller, cluster):
+        with broken_on(ReplicaReady):
+            asyncio.get_running_loop().call_soon(controller.ask_load, "a")
+            await until(lambda: len(cluster.orders) == 1)
+            cluster.ready("r1")
+        cluster.ready("r1")
+        assert await controller.load("a") == "r1"
+
+
+async def test_an_unload_that_the_scheduler_breaks_on_fails_at_once(tmp_path: Path) -> None:
+    async with running(entry("a"), state_dir=tmp_path) as (controller, cluster):
+        controller.ask_load("a")
+        assert cluster.orders
+        with broken_on(UnloadAsked), pytest.raises(AssertionError):
+            await controller.unload("a")
+
+
+async def test_a_full_disk_does_not_stop_the_loop(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "journals").write_text("in the way")
+    async with running(entry("a"), state_dir=tmp_path) as (controller, _):
+        with broken_on(RequestArrived), pytest.raises(AssertionError):
+            await Asker(controller, "a").task
+        assert "cannot be saved" in caplog.text
+        with pytest.raises(RotaError) as caught:
+            await controller.save_journal()
+        assert caught.value.code == "state_unusable"
+
+
+async def test_a_saved_journal_replays(tmp_path: Path) -> None:
+    async with running(entry("a"), entry("b"), state_dir=tmp_path) as (controller, cluster):
+        first = Asker(controller, "a", "one")
+        await until(lambda: len(cluster.orders) == 1)
+        cluster.ready("r1")
+        await until(lambda: first.handle is not None)
+        await first.finish()
+        controller.ask_load("b")
+        path = await controller.save_journal()
+        assert first_difference(load(path).recording) is None
+        story = controller.explain("one")["requests"][0]  # type: ignore[index]
+        assert story["state"] == "over"
+        with pytest.raises(RequestError) as caught:
+            controller.explain("nobody")
+        assert (caught.value.status, caught.value.code) == (404, "request_not_found")
+
+
+async def test_looking_at_it_does_not_fill_the_journal(tmp_path: Path) -> None:
+    async with running(entry("a"), state_dir=tmp_path) as (controller, _):
+        before = await controller.save_journal()
+        for _ in range(50):
+            controller.status()
+            assert controller.queue() == {"queue": []}
+        after = await controller.save_journal()
+        assert load(after).recording.steps == load(before).recording.steps

@@ -89,12 +89,12 @@ class _Freezer:
         kind: type = type(value)
         if kind in _shared:
             return value
-        if kind is tuple:
-            return self.parts(cast("tuple[object, ...]", value))
+        if isinstance(value, tuple):
+            return _tuple_of(kind, self.parts(value))
         ref = self.refs.get(id(value))
         if ref is None:
             take = _taker(kind)
-            if kind in _shared:
+            if take is None:
                 return value
             ref = self.refs[id(value)] = Ref(len(self.rows))
             self.rows.append(None)  # numbered before its parts are: they may name it
@@ -106,8 +106,8 @@ class _Freezer:
 
 
 @cache
-def _taker(kind: type) -> Callable[[Any], tuple[object, ...]]:
-    """How to take a thing of this class apart; a class whose values are shared joins those."""
+def _taker(kind: type) -> Callable[[Any], tuple[object, ...]] | None:
+    """How to take a thing of this class apart; None = it never changes, and joins `_shared`."""
     if kind is dict:
         return lambda value: (*value, *value.values())
     if kind is set:
@@ -118,7 +118,7 @@ def _taker(kind: type) -> Callable[[Any], tuple[object, ...]]:
         raise TypeError(f"the state of the scheduler holds a {kind.__name__}")
     if _is_value(kind):
         _shared.add(kind)
-        return tuple
+        return None
     return cast("Callable[[Any], tuple[object, ...]]", attrgetter(*_names(kind)))
 
 
@@ -138,9 +138,14 @@ def _fill(thing: Any, kind: type, parts: list[object]) -> None:
 def _resolve(part: object, things: list[Any]) -> object:
     if type(part) is Ref:
         return things[part]
-    if type(part) is tuple:
-        return tuple(_resolve(inner, things) for inner in part)
+    if isinstance(part, tuple):
+        return _tuple_of(type(part), tuple(_resolve(inner, things) for inner in part))
     return part
+
+
+def _tuple_of(kind: type[tuple[object, ...]], parts: tuple[object, ...]) -> tuple[object, ...]:
+    """A tuple, or a named one of the core's, of these parts."""
+    return parts if type(parts) is kind else tuple.__new__(kind, parts)
 
 
 @cache
@@ -181,8 +186,9 @@ def value_to_plain(value: object) -> Plain:
     kind = type(value)
     if kind is Ref:
         return {"row": int(cast("Ref", value))}
-    if kind is tuple:
-        return {"tuple": [value_to_plain(part) for part in cast("tuple[object, ...]", value)]}
+    if issubclass(kind, tuple):
+        parts = cast("tuple[object, ...]", value)
+        return {kind.__name__: [value_to_plain(part) for part in parts]}
     if kind is frozenset:
         return {"frozenset": sorted(cast("frozenset[str]", value))}
     if kind in _values().values():
@@ -205,8 +211,11 @@ def value_from_plain(plain: Plain, row_count: int = 0) -> object:
         if type(body) is not int or not 0 <= body < row_count:
             raise DamagedError(f"there is no row {body!r}")
         return Ref(body)
-    if name == "tuple":
-        return tuple(value_from_plain(part, row_count) for part in _list(body))
+    if name in _tuples():
+        parts = tuple(value_from_plain(part, row_count) for part in _list(body))
+        if len(parts) != len(getattr(_tuples()[name], "_fields", parts)):
+            raise DamagedError(f"a {name} of another version of rota")
+        return _tuple_of(_tuples()[name], parts)
     if name == "frozenset":
         return frozenset(str(part) for part in _list(body))
     kind = _values().get(name)
@@ -262,10 +271,18 @@ def _values() -> dict[str, type]:
 
 
 @cache
+def _tuples() -> dict[str, type[tuple[object, ...]]]:
+    """Plain tuples and the core's named ones, by name; their parts may be rows."""
+    kinds: list[type[tuple[object, ...]]] = [tuple]
+    kinds += [kind for kind in _classes(state) if issubclass(kind, tuple)]
+    return {kind.__name__: kind for kind in kinds}
+
+
+@cache
 def _things() -> dict[str, type]:
     """The classes of things that change, by name."""
-    kinds = [kind for kind in _classes(state) if not _is_value(kind)]
-    kinds += [ledger.Ledger, scheduler.Scheduler, *_CONTAINERS]
+    kinds: list[type] = [ledger.Ledger, scheduler.Scheduler, *_CONTAINERS]
+    kinds += [k for k in _classes(state) if is_dataclass(k) and not _is_value(k)]
     return {kind.__name__: kind for kind in kinds}
 
 

@@ -81,7 +81,7 @@ def stories(steps: Iterable[Step], wanted: str) -> list[Story]:
 def _is_called(request: RequestId, wanted: str) -> bool:
     """A request is known by our id, or as `theirs~ours` (see `gateway.proxy`) by either part."""
     theirs, _, ours = request.rpartition("~")
-    return wanted in (request, theirs, ours)
+    return wanted != "" and wanted in (request, theirs, ours)
 
 
 class _Moment(NamedTuple):
