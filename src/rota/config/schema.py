@@ -288,7 +288,7 @@ class FileKeys(Keys):
     )
     queue_bytes_max: Bytes = key(
         "memory",
-        "What the bodies of all waiting requests may take together; those being read, again as much.",
+        "What the bodies of all waiting requests may take together; so may those being read.",
         "512MiB",
     )
     hold_max: Duration = key("duration", "The longest hold that a request can ask for.", "5m")
