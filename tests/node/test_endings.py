@@ -10,16 +10,17 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rota.config.values import CommandEngine
 from rota.core.events import ReplicaReady, ReplicaStopped, StopCause
-from rota.node import guard
+from rota.node import guard, processes
 from tests.node.support import (
     PATIENCE_S,
     Alive,
@@ -31,6 +32,17 @@ from tests.node.support import (
     script,
     until,
 )
+
+
+@pytest.fixture
+def guard_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the guard leaves is ended by rota itself, later; here that is a failure."""
+
+    def end_all(find: Callable[[], set[int]]) -> set[int]:
+        raise AssertionError(f"the guard left {find()}")
+
+    alone = SimpleNamespace(MARK=processes.MARK, marked=processes.marked, end_all=end_all)
+    monkeypatch.setattr("rota.node.replica.processes", alone)
 
 
 @dataclass
@@ -158,6 +170,7 @@ async def test_a_stuck_guard_does_not_keep_an_engine_alive(
         assert not any(one.is_alive() for one in everyone)
 
 
+@pytest.mark.usefixtures("guard_alone")
 async def test_kill_9_of_the_engine_ends_what_it_started(tmp_path: Path) -> None:
     # case Z1
     async with scene(tmp_path, model("a", fake("--grandchild", "ignores-sigterm"))) as it:
@@ -170,6 +183,7 @@ async def test_kill_9_of_the_engine_ends_what_it_started(tmp_path: Path) -> None
         assert not any(one.is_left() for one in everyone)
 
 
+@pytest.mark.usefixtures("guard_alone")
 @pytest.mark.parametrize("kind", ["stays", "ignores-sigterm", "setsid"])
 async def test_a_stop_ends_grandchildren_too(tmp_path: Path, kind: str) -> None:
     # case Z1
@@ -178,10 +192,11 @@ async def test_a_stop_ends_grandchildren_too(tmp_path: Path, kind: str) -> None:
         everyone = it.all_of(replica)
         assert len(everyone) == 2
         it.stop(replica, grace_ms=200)
-        await it.stopped()
+        assert await it.stopped() == ReplicaStopped(replica, StopCause.ASKED)
         assert not any(one.is_left() for one in everyone)
 
 
+@pytest.mark.usefixtures("guard_alone")
 async def test_one_that_ignores_sigterm_is_killed_after_its_grace(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -243,6 +258,7 @@ async def test_a_stopped_one_hears_sigterm(tmp_path: Path) -> None:
         assert not any(one.is_left() for one in everyone)
 
 
+@pytest.mark.usefixtures("guard_alone")
 async def test_a_stopped_and_stubborn_one_is_killed_after_its_grace(tmp_path: Path) -> None:
     # case W14, case W15
     async with scene(tmp_path, model("a", fake("--ignore-sigterm"))) as it:
@@ -252,6 +268,7 @@ async def test_a_stopped_and_stubborn_one_is_killed_after_its_grace(tmp_path: Pa
         assert await it.stopped() == ReplicaStopped(replica, StopCause.ASKED)
 
 
+@pytest.mark.usefixtures("guard_alone")
 @pytest.mark.parametrize("shell", ["{} & wait", "{}; true", "({} &) ; sleep 600"])
 async def test_a_shell_around_the_server_changes_nothing(tmp_path: Path, shell: str) -> None:
     # case W18
