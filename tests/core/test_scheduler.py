@@ -183,3 +183,14 @@ def test_a_scheduler_without_a_node_keeps_those_who_ask_waiting() -> None:
     scheduler = Scheduler([model("a")])
     assert not started(scheduler.step(LoadAsked("q1", "a"), 0))
     assert scheduler.state.waiting
+
+
+def test_a_replica_that_cannot_be_reached_is_replaced() -> None:
+    """Its process may live on with a dead port; kept, it would fail each caller for ever."""
+    stage = Stage(model("a", slots=2, scaling=(1, 1)))
+    stage.feed(ReplicaReady("r1"))
+    stage.ask("a", "ann")
+    stage.ask("a", "ben")
+    assert not stopped(stage.feed(GrantEnded("q1", Outcome.UNREACHABLE)))  # others still run
+    assert stopped(stage.feed(GrantEnded("q2", Outcome.UNREACHABLE))) == ["a"]
+    assert started(stage.feed(ReplicaStopped("r1", StopCause.ASKED))) == ["a"]

@@ -23,6 +23,7 @@ from rota.core.events import (
     GrantEnded,
     LoadAsked,
     NodeJoined,
+    Outcome,
     ReplicaReady,
     ReplicaStopped,
     RequestArrived,
@@ -299,6 +300,7 @@ class _Life:
     start: Start
     is_ready: bool = False
     is_stopping: bool = False
+    is_unreachable: bool = False
     ready_ms: int = 0
     grants: set[RequestId] = field(default_factory=set)
 
@@ -381,7 +383,9 @@ class EffectAudit:
             case LoadAsked(request=request, model=model):
                 self.asked.setdefault(request, (model, ""))
             case RequestCancelled(request=request) | GrantEnded(request=request):
+                is_lost = isinstance(event, GrantEnded) and event.outcome is Outcome.UNREACHABLE
                 for life in self.lives.values():
+                    life.is_unreachable |= is_lost and request in life.grants
                     life.grants.discard(request)
                 if isinstance(event, RequestCancelled) and request in self.asked:
                     self.answered.add(request)
@@ -465,7 +469,7 @@ class EffectAudit:
             return
         assert not life.grants, (stop, life)
         assert life.is_ready, (stop, "loads, and is called off")
-        if self.models[stop.model].is_external:
+        if life.is_unreachable:
             return
         stays = [
             other

@@ -261,8 +261,8 @@ class Scheduler:
             demand.serve_ms = _smooth(demand.serve_ms, self.state.now_ms - granted.since_ms)
         if replica.phase is Phase.DRAINING and not replica.grants:
             self._stop(replica, replica.stop_why)
-        elif outcome is Outcome.UNREACHABLE and replica.model.is_external and replica.is_idle:
-            self._stop(replica, "its endpoint does not answer")
+        elif outcome is Outcome.UNREACHABLE and replica.is_idle:
+            self._stop(replica, "it cannot be reached")  # alive perhaps, and of no use to anyone
         self._is_room_stale |= replica.is_idle
         self._touch(demand)
 
