@@ -529,10 +529,27 @@ async def test_engine_that_cannot_be_reached() -> None:
     async with start_gateway(answering(b"{}")) as gateway:
         gateway.controller.endpoint = Endpoint("127.0.0.1", await free_port())
         answer = await ask(gateway.port, "POST", CHAT, chat())
-        assert (answer.status, answer.json()["error"]["code"]) == (502, "engine_failed")
+        assert (answer.status, answer.json()["error"]["code"]) == (502, "replica_gone")
+        assert gateway.controller.outcomes == [Outcome.UNREACHABLE] * 2  # it was asked for twice
         answer = await ask(gateway.port, "POST", CHAT, chat("far"))
         assert (answer.status, answer.json()["error"]["code"]) == (503, "no_endpoint")
-        assert gateway.controller.outcomes == [Outcome.UNREACHABLE] * 2
+        assert gateway.controller.outcomes == [Outcome.UNREACHABLE] * 3
+
+
+async def test_a_replica_gone_before_it_heard_is_not_the_client_s_problem() -> None:
+    gone = Endpoint("127.0.0.1", await free_port())
+
+    async def first_one_gone(call: GrantCall, grant: FakeGrant) -> None:
+        if len(gateway.controller.calls) == 1:
+            grant.endpoint = gone
+
+    async with start_gateway(answering(b"{}")) as gateway:
+        gateway.controller.decide = first_one_gone
+        body = chat(pad="x" * 300_000)
+        answer = await ask(gateway.port, "POST", CHAT, body)
+        assert answer.status == 200
+        assert gateway.engine.requests[0].body == body
+        assert gateway.controller.outcomes == [Outcome.UNREACHABLE, Outcome.OK]
 
 
 async def test_connection_that_went_stale_is_not_the_client_s_problem() -> None:

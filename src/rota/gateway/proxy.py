@@ -75,6 +75,9 @@ _PLAIN_CONNECTION = {b"keep-alive", b"close"}
 _TAIL_BYTES = 16  # of an event stream: enough for `data: [DONE]` and its blank line
 _BLANK_LINES = (b"\n\n", b"\r\n\r\n", b"\r\r")
 
+# What `Node.endpoint` calls a replica that ended between its grant and its first byte.
+_GONE = "replica_gone"
+
 # Looked for in each piece as it passes; one that is cut in two there goes unseen, and costs its
 # caller the longer of two holds.
 _ENDS_IN_TOOL_CALL = re.compile(rb'"finish_reason"\s*:\s*"tool_calls"')
@@ -160,7 +163,16 @@ class _Call:
         return self._given_id or self._request
 
     async def _serve(self, intake: Intake) -> None:
-        """Wait for a grant and use it."""
+        """Wait for a grant and use it; once more if the replica was gone before it heard."""
+        try:
+            await self._serve_once(intake)
+        except ReplicaError as error:
+            if error.code != _GONE:
+                raise
+            _log.info("%s: %s; asking once more", self._request, error.message)
+            await self._serve_once(intake)
+
+    async def _serve_once(self, intake: Intake) -> None:
         config = self._controller.config
         name = config.resolve(intake.model)
         entry = config.models.get(name)
@@ -225,18 +237,19 @@ class _Call:
         entry = self._controller.config.models.get(grant.model)
         if entry is not None and entry.model.is_external:
             return CapacityError(message, code="no_endpoint", status=503)
-        return ReplicaError(message, code="engine_failed", status=502)
+        return ReplicaError(message, code=_GONE, status=502)
 
     async def _ask(self, grant: GrantHandle, intake: Intake) -> Response:
         """Send the request on. Its body is let go of once the answer has begun."""
-        body, intake.body = intake.body, b""
         query = self._scope["query_string"].decode("latin-1")  # as it came, byte for byte
         path: str = self._scope["path"]
         if grant.endpoint.base_path.endswith("/v1"):  # a URL as SDKs want it
             path = path.removeprefix("/v1")
         target = f"{path}?{query}" if query else path
         headers = _end_to_end(self._scope["headers"], _NOT_SENT)
-        return await self._client.send(grant.endpoint, "POST", target, headers, body)
+        response = await self._client.send(grant.endpoint, "POST", target, headers, intake.body)
+        intake.body = b""
+        return response
 
     async def _relay(self, grant: GrantHandle, response: Response) -> None:
         """Send the answer as it comes. The slot is given back when the engine is done, though
