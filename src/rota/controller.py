@@ -57,7 +57,7 @@ from rota.core.scheduler import Scheduler
 from rota.core.words import not_found
 from rota.engines.base import Endpoint
 from rota.errors import CapacityError, ReplicaError, RequestError, RotaError
-from rota.journal import Recorder, Step, say_exception, stories
+from rota.journal import Recorder, say_exception, stories
 from rota.journal.file import save
 from rota.waiting import waiting
 
@@ -349,7 +349,7 @@ class Controller:
             self._broke(event, error, now_ms)
             return
         if is_news or effects:
-            self._recorder.note(Step(now_ms, event, effects))
+            self._recorder.note(now_ms, event, effects)
         if isinstance(event, ReplicaReady | ReplicaStopped):
             is_own_doing = isinstance(event, ReplicaStopped) and event.cause is not StopCause.ASKED
             log.log(logging.WARNING if is_own_doing else logging.INFO, "%s", describe(event))
@@ -372,7 +372,7 @@ class Controller:
 
     def _broke(self, event: Event, error: Exception, now_ms: int) -> None:
         """The scheduler made a mistake: save how it came to that, and let its caller know."""
-        self._recorder.note(Step(now_ms, event, (), say_exception(error)))
+        self._recorder.note(now_ms, event, (), say_exception(error))
         log.error("the scheduler broke on: %s", describe(event), exc_info=error)
         self._mistake = _Mistake(event, error)
         if now_ms >= self._next_save_ms:

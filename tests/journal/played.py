@@ -8,7 +8,7 @@ from random import Random
 
 from rota.core.effects import Effect
 from rota.core.events import Event
-from rota.journal.recorder import Recorder, Recording, Step
+from rota.journal.recorder import Recorder, Recording
 from rota.sim.run import _Simulation
 from rota.sim.world import draw_world
 
@@ -23,7 +23,7 @@ class _Listening:
 
     def watch(self, event: Event, effects: Sequence[Effect], now_ms: int) -> None:
         self._watch(event, effects, now_ms)
-        self._recorder.note(Step(now_ms, event, effects))
+        self._recorder.note(now_ms, event, effects)
         self._left -= 1
         if self._left == 0:
             raise _EnoughError

@@ -24,7 +24,7 @@ from rota.core.events import (
 from rota.core.scheduler import Scheduler
 from rota.core.types import Device, Model
 from rota.journal import Step, stories
-from rota.journal.story import Stage
+from rota.journal.story import STORIES_MAX, Stage
 from tests.core.makers import model
 
 
@@ -193,5 +193,9 @@ def test_a_request_is_found_by_its_client_s_id_and_by_ours() -> None:
         ("run-2", "run-2"),
     ):
         assert [story.request for story in stories(tale.steps, wanted)] == [found]
+    for number in range(20):
+        tale.ask(f"same~run-{number + 4}", "a")
+    assert [story.request for story in stories(tale.steps, "same")][-1] == "same~run-23"
+    assert len(stories(tale.steps, "same")) == STORIES_MAX
     assert not stories(tale.steps, "run")
     assert not stories(tale.steps, "")

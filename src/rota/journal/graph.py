@@ -2,7 +2,7 @@
 
 Frozen values (models, placements, words) are shared, since nobody can change them; each thing
 that changes becomes a row of its parts, in which other rows are named by number. So two names
-of one entry stay two names of one entry. Taking the rows costs a sixth of `copy.deepcopy` and
+of one entry stay two names of one entry. Taking the rows costs an eighth of `copy.deepcopy` and
 as much as a pickle (bench/journal_cost.py).
 
 A pickle in the file was refused: loading one runs what its author wrote. Here a file names only

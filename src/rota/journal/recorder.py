@@ -47,8 +47,10 @@ class Recording:
 
 @dataclass(slots=True)
 class _Page:
+    """Steps as plain tuples: a named one costs three times as much to make."""
+
     start: Rows
-    steps: list[Step] = field(default_factory=list)
+    steps: list[tuple[int, Event, Sequence[Effect], str]] = field(default_factory=list)
 
 
 class Recorder:
@@ -60,18 +62,17 @@ class Recorder:
         self._page_before: _Page | None = None
         self._length = PAGE_STEPS
 
-    def note(self, step: Step) -> None:
-        """Keep a step, right after it was taken."""
-        self._page.steps.append(step)
-        if len(self._page.steps) >= self._length:
+    def note(self, now_ms: int, event: Event, effects: Sequence[Effect], raised: str = "") -> None:
+        """Keep a step (see `Step`), right after it was taken."""
+        steps = self._page.steps
+        steps.append((now_ms, event, effects, raised))
+        if len(steps) >= self._length:
             self._turn()
 
     def recording(self) -> Recording:
         """All that is kept, as of now."""
-        if self._page_before is None:
-            return Recording(self._page.start, tuple(self._page.steps))
-        steps = (*self._page_before.steps, *self._page.steps)
-        return Recording(self._page_before.start, steps)
+        pages = [self._page] if self._page_before is None else [self._page_before, self._page]
+        return Recording(pages[0].start, tuple(Step(*step) for p in pages for step in p.steps))
 
     def _turn(self) -> None:
         self._page_before = self._page

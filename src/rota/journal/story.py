@@ -26,6 +26,9 @@ from rota.core.events import (
 from rota.core.types import ModelName, ReplicaId, RequestId
 from rota.journal.recorder import Step
 
+STORIES_MAX = 10
+"""Told of one id: some clients give every request the same one."""
+
 
 class Stage(Enum):
     """How far a request is."""
@@ -68,14 +71,15 @@ class Story:
 
 
 def stories(steps: Iterable[Step], wanted: str) -> list[Story]:
-    """The stories of all requests of that id, ours or the client's own, the oldest first."""
+    """The stories of the requests of that id, ours or the client's own; of many, the latest."""
     steps = tuple(steps)
-    return [
-        _Teller(step.event).tell(steps, number)
+    found = [
+        (number, step.event)
         for number, step in enumerate(steps)
         if isinstance(step.event, RequestArrived | LoadAsked)
         and _is_called(step.event.request, wanted)
     ]
+    return [_Teller(arrival).tell(steps, number) for number, arrival in found[-STORIES_MAX:]]
 
 
 def _is_called(request: RequestId, wanted: str) -> bool:
