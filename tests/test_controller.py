@@ -392,10 +392,10 @@ async def test_a_saved_journal_replays(tmp_path: Path) -> None:
         controller.ask_load("b")
         path = await controller.save_journal()
         assert first_difference(load(path).recording) is None
-        story = controller.explain("one")["requests"][0]  # type: ignore[index]
+        story = (await controller.explain("one"))["requests"][0]  # type: ignore[index]
         assert story["state"] == "over"
         with pytest.raises(RequestError) as caught:
-            controller.explain("nobody")
+            await controller.explain("nobody")
         assert (caught.value.status, caught.value.code) == (404, "request_not_found")
 
 

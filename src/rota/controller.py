@@ -280,8 +280,9 @@ class Controller:
         self.post(TimePassed())
         return {"queue": waiting(self._scheduler.state)}
 
-    def explain(self, request: str) -> dict[str, object]:
-        """The story of every request of this id, as far as the journal goes back.
+    async def explain(self, request: str) -> dict[str, object]:
+        """The story of every request of this id, as far as the journal goes back; not read in
+        the loop's own thread.
 
         Args:
             request: the id that the client was told, or its own.
@@ -290,7 +291,7 @@ class Controller:
             RequestError: there is none in the journal.
         """
         steps = self._recorder.recording().steps
-        found = stories(steps, request)
+        found = await asyncio.to_thread(stories, steps, request)
         now_ms = self._now_ms()
         if not found:
             back_s = (now_ms - steps[0].now_ms) / 1_000 if steps else 0.0
@@ -343,13 +344,14 @@ class Controller:
     def _step(self, event: Event) -> None:
         now_ms = self._now_ms()
         is_news = not isinstance(event, TimePassed) or self._is_due(now_ms)
+        effects: list[Effect] = []
         try:
             effects = self._scheduler.step(event, now_ms)
         except Exception as error:  # noqa: BLE001 - said and saved; every other request goes on
             self._broke(event, error, now_ms)
-            return
-        if is_news or effects:
-            self._recorder.note(now_ms, event, effects)
+        else:
+            if is_news or effects:
+                self._recorder.note(now_ms, event, effects)
         if isinstance(event, ReplicaReady | ReplicaStopped):
             is_own_doing = isinstance(event, ReplicaStopped) and event.cause is not StopCause.ASKED
             log.log(logging.WARNING if is_own_doing else logging.INFO, "%s", describe(event))

@@ -310,7 +310,7 @@ class FakeController:
     def queue(self) -> dict[str, object]:
         return {"queue": []}
 
-    def explain(self, request: str) -> dict[str, object]:
+    async def explain(self, request: str) -> dict[str, object]:
         self.asked.append(("explain", request))
         return {"requests": []}
 

@@ -15,7 +15,7 @@ from rota.core.scheduler import Scheduler
 from rota.core.types import Device
 from rota.errors import RequestError
 from rota.journal.file import FILES_MAX, load, save
-from rota.journal.graph import freeze, thaw
+from rota.journal.graph import Rows, freeze, thaw
 from rota.journal.recorder import PAGE_STEPS, Recorder, Recording, Step
 from rota.journal.replay import first_difference
 from tests.core.makers import model
@@ -45,6 +45,28 @@ def test_what_was_simulated_replays_from_the_file(seed: int, tmp_path: Path) -> 
     assert saved.why == "asked for"
     assert [step.event for step in saved.recording.steps] == [s.event for s in recording.steps]
     assert first_difference(saved.recording) is None
+
+
+@pytest.mark.parametrize("seed", range(1_000, 1_006))
+def test_time_alone_changes_nothing_before_it_is_due(seed: int) -> None:
+    """Why a step in which somebody only looked need not be kept (`Controller._is_due`)."""
+
+    def look(scheduler: Scheduler) -> None:
+        now_ms, wake_ms = scheduler.state.now_ms, scheduler.next_wake_ms()
+        if wake_ms is None or wake_ms > now_ms + 1:
+            other = thaw(freeze(scheduler))
+            assert other.step(TimePassed(), now_ms + 1) == []
+            assert other.next_wake_ms() == wake_ms
+            other.state.now_ms = now_ms
+            assert _without_effects(other) == _without_effects(scheduler)
+
+    play(seed, 300, look)
+
+
+def _without_effects(scheduler: Scheduler) -> Rows:
+    other = thaw(freeze(scheduler))
+    other._effects = []
+    return freeze(other)
 
 
 def test_a_thawed_state_is_the_same_and_shares_nothing_that_changes() -> None:

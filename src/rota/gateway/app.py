@@ -200,7 +200,7 @@ class _Beside:
         return JSONResponse(self._controller.queue())
 
     async def _explain(self, request: Request) -> Response:
-        return JSONResponse(self._controller.explain(request.path_params["id"]))
+        return JSONResponse(await self._controller.explain(request.path_params["id"]))
 
     async def _save_journal(self, request: Request) -> Response:
         return JSONResponse({"path": str(await self._controller.save_journal())})

@@ -76,7 +76,7 @@ class Controller(Protocol):
     def queue(self) -> dict[str, object]:
         """The body of `GET /rota/v1/queue`."""
 
-    def explain(self, request: str) -> dict[str, object]:
+    async def explain(self, request: str) -> dict[str, object]:
         """The body of `GET /rota/v1/explain/{id}`. Raises: RotaError: it is not known."""
 
     async def save_journal(self) -> Path:

@@ -75,10 +75,14 @@ def save(recording: Recording, directory: Path, why: str) -> Path:
         "saved_at": now.isoformat(timespec="seconds"),
         "steps": len(recording.steps),
     }
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        for line in (head, *_lines(recording)):
-            file.write(msgspec.json.encode(line) + b"\n")
-    partial.rename(path)
+    try:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with os.fdopen(os.open(partial, flags, 0o600), "wb") as file:
+            for line in (head, *_lines(recording)):
+                file.write(msgspec.json.encode(line) + b"\n")
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)  # of a disk that is full
     _sweep(directory)
     return path
 
@@ -95,7 +99,7 @@ def load(path: Path) -> Saved:
         raise _unreadable(f"cannot read {path}: {error.strerror}") from error
     try:
         return _parse(lines)
-    except DamagedError as error:
+    except (DamagedError, RecursionError) as error:
         raise _unreadable(f"{path} is not a whole journal: {error}") from error
 
 
