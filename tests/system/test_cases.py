@@ -131,7 +131,7 @@ async def test_two_clients_that_alternate_break_nothing(tmp_path: Path) -> None:
 # ── loading ──────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_fifty_requests_at_a_cold_model_start_one_process(
     tmp_path: Path, stream: bool
 ) -> None:
@@ -159,6 +159,7 @@ async def test_a_client_that_times_out_does_not_start_the_load_over(tmp_path: Pa
         assert rig.model("a")["loads"] == 1
 
 
+@pytest.mark.slow
 async def test_an_sdk_that_has_little_time_is_served_by_its_retries(tmp_path: Path) -> None:
     # case L1; it states its time-out, so it is answered before that and told when to come back
     async with rota(tmp_path, [Fake("a", ("--load-s", "1"))], ONE) as rig:
@@ -264,9 +265,8 @@ async def test_nothing_of_a_killed_engine_keeps_its_memory(tmp_path: Path) -> No
         pids = (await rig.engine_stats("a"))["pids"]
         assert len(pids) == 2
         end(pids[0], signal.SIGKILL)
-        await until(lambda: rig.pid("a") is None, "its end is known")
+        assert (await rig.chat("a")).status_code == 200  # whether its end is known by then or not
         assert not any(map(is_alive, pids))
-        assert (await rig.chat("a")).status_code == 200
         assert not set(pids) & set((await rig.engine_stats("a"))["pids"])
 
 
@@ -355,7 +355,7 @@ async def test_a_request_that_meets_an_ending_model_is_served(
     async with rota(tmp_path, [ends_slowly], ONE) as rig:
         for number in range(rounds):
             assert (await rig.chat("a")).status_code == 200
-            await until(lambda: rig.state("a") == "stopping", f"the end of round {number}")
+            await until(lambda: rig.state("a") != "ready", f"the end of round {number}")
             await asyncio.sleep(random_.uniform(0.0, 0.25))
         assert rig.model("a")["loads"] == rounds
 
