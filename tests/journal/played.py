@@ -43,7 +43,7 @@ class _EnoughError(Exception):
 
 
 def play(
-    seed: int, steps_max: int = 5_000, look: Callable[[Scheduler], None] = lambda _: None
+    seed: int, steps_max: int = 2_500, look: Callable[[Scheduler], None] = lambda _: None
 ) -> Recording:
     """The last steps of one simulation that is cut off after so many.
 
