@@ -440,10 +440,11 @@ class Controller:
         return GrantHandle(self.post, event.model, grant, endpoint)
 
     def _unused_id(self, wanted: str) -> str:
-        """`wanted`, or something like it that no request here has."""
-        while wanted in self._callers or wanted in self._scheduler.state.granted:
-            wanted = f"{wanted.partition('~')[0]}~{next(self._numbers)}"
-        return wanted
+        """`wanted`, or something that begins with it, which no request here has."""
+        found = wanted
+        while found in self._callers or found in self._scheduler.state.granted:
+            found = f"{wanted}~{next(self._numbers)}"
+        return found
 
     def _error(self, model: str, refusal: Refusal) -> RotaError:
         """A refusal as what a caller sees."""

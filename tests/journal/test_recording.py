@@ -88,8 +88,9 @@ def test_at_least_a_page_and_at_most_two_are_kept_and_replay() -> None:
     feed(scheduler, recorder, joined())
     for number in range(3 * PAGE_STEPS):
         feed(scheduler, recorder, TimePassed(), now_ms=10 + number)
-        kept = len(recorder.recording().steps)
-        assert min(number + 2, PAGE_STEPS) <= kept < 2 * PAGE_STEPS
+        if number % 97 == 0 or number % PAGE_STEPS > PAGE_STEPS - 3:
+            kept = len(recorder.recording().steps)
+            assert min(number + 2, PAGE_STEPS) <= kept < 2 * PAGE_STEPS
     assert first_difference(recorder.recording()) is None
 
 

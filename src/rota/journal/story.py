@@ -83,9 +83,8 @@ def stories(steps: Iterable[Step], wanted: str) -> list[Story]:
 
 
 def _is_called(request: RequestId, wanted: str) -> bool:
-    """A request is known by our id, or as `theirs~ours` (see `gateway.proxy`) by either part."""
-    theirs, _, ours = request.rpartition("~")
-    return wanted != "" and wanted in (request, theirs, ours)
+    """A request is known by our id, or as `theirs~ours` (see `gateway.proxy`) by any part."""
+    return f"~{wanted}~" in f"~{request}~"
 
 
 class _Moment(NamedTuple):
