@@ -376,6 +376,7 @@ class EffectAudit:
         match event:
             case NodeJoined(node=node, devices=devices):
                 self.totals |= {(node, device.id): device.memory_mib for device in devices}
+                self.told = {name: [] for name in self.told}  # it may show that nothing will fit
             case RequestArrived(request=request, model=model, caller=caller):
                 self.asked.setdefault(request, (model, caller))
                 if model in self.told:
@@ -432,11 +433,13 @@ class EffectAudit:
         self._answer(refuse.request)
         code, retry_ms = refuse.refusal.code, refuse.refusal.retry_after_ms
         assert (retry_ms is not None) == (code in COMES_BACK), refuse
+        model, caller = self.asked[refuse.request]
+        if code in (RefusalCode.MODEL_FAILED, RefusalCode.NO_ROOM):
+            self.told[model] = []  # nothing can come of it, for those who are away either
         if retry_ms is None:
             return
         assert RETRY_MS_MIN <= retry_ms <= RETRY_MS_MAX, refuse
         assert retry_ms % 1_000 == 0, refuse
-        model, caller = self.asked[refuse.request]
         is_for_load = code in (RefusalCode.MODEL_LOADING, RefusalCode.MODEL_WAITING)
         if is_for_load and self.models[model].queue_max >= PLACES_ENOUGH:
             self.told[model].append(_Told(caller, now_ms, now_ms + retry_ms))
