@@ -92,7 +92,8 @@ def snapshot(state: State) -> dict[str, object]:
 
 def model_state(state: State, demand: Demand) -> str:
     """One word for a model: `ready`, `loading`, `draining`, `stopping`, `waiting` (wanted,
-    no replica yet), `failed` (cooling down), `off`, or `cold`."""
+    no replica yet), `failed` (its last try, or it
+    went down by itself), `off`, or `cold`."""
     phases = {replica.phase for replica in demand.replicas.values()}
     for phase, word in (
         (Phase.READY, "ready"),
@@ -106,7 +107,9 @@ def model_state(state: State, demand: Demand) -> str:
         return "off"
     if demand.is_cooling(state.now_ms):
         return "failed"
-    return "waiting" if demand.waiting or demand.told else "cold"
+    if demand.waiting or demand.told:
+        return "waiting"
+    return "failed" if demand.failure is not None else "cold"
 
 
 def _model(state: State, demand: Demand) -> dict[str, object]:

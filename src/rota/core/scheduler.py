@@ -274,6 +274,8 @@ class Scheduler:
         demand.load_ms = _smooth(demand.load_ms, self.state.now_ms - replica.phase_since_ms)
         self._enter(replica, Phase.READY)
         replica.last_use_ms = self.state.now_ms
+        if not demand.is_cooling(self.state.now_ms):
+            demand.failure = None  # it came up: what went wrong before is over
         residence_ms = min(demand.load_ms, demand.model.patience_ms // 2)
         replica.resident_until_ms = self.state.now_ms + residence_ms
         for entry in demand.told:
@@ -646,6 +648,9 @@ class Scheduler:
 
     def _give_up_load(self, demand: Demand, code: RefusalCode) -> None:
         """3, 10: no load can come of it. What is up serves on."""
+        if code is RefusalCode.MODEL_FAILED:
+            text = words.refusal(self.state, demand, code, "").message
+            demand.failure = Failure(StopCause.REFUSED, text, is_permanent=True)
         self._pause_min(demand, code)
         if not demand.is_up:
             self._give_up(demand, code)

@@ -114,7 +114,7 @@ def refusal(state: State, demand: Demand, code: RefusalCode, request: RequestId)
         case RefusalCode.MODEL_OFF:
             text = f"{name} is configured and switched off: its scaling allows no replica."
         case RefusalCode.MODEL_FAILED:
-            text = f"{name} cannot be started. {_why_never(state, demand)}"
+            text = _why_never(state, demand)
         case RefusalCode.MODEL_COOLING:
             retry_ms = _bounded(demand.cooldown_until_ms - state.now_ms)
             text = f"{name} failed and is tried again later. {_last_words(demand)}"
@@ -134,7 +134,7 @@ def refusal(state: State, demand: Demand, code: RefusalCode, request: RequestId)
             text = f"There is no room for {name}: {kept} may not leave."
         case RefusalCode.NO_ENDPOINT:
             retry_ms = RETRY_MS_MIN
-            text = f"{name} is run elsewhere and does not answer. {_last_words(demand)}"
+            text = _told_once(f"{name} is run elsewhere and does not answer.", demand)
         case RefusalCode.MODEL_UNLOADED:
             text = f"{name} was unloaded by hand while this request waited for it."
         case RefusalCode.SHUTTING_DOWN:
@@ -168,8 +168,14 @@ def _last_words(demand: Demand) -> str:
 
 def _why_never(state: State, demand: Demand) -> str:
     if fits_somewhere(state, demand.model):
-        return _last_words(demand)
-    return too_large(state, demand.model)
+        return _told_once(f"{demand.model.name} cannot be started.", demand)
+    return f"{demand.model.name} cannot be started. {too_large(state, demand.model)}"
+
+
+def _told_once(what: str, demand: Demand) -> str:
+    """What happened, with the last words; those that name the model say it all by themselves."""
+    last = _last_words(demand)
+    return last if last.startswith(demand.model.name) else f"{what} {last}"
 
 
 def too_large(state: State, model: Model) -> str:
