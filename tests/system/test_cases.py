@@ -384,13 +384,20 @@ async def test_two_hundred_clients_that_leave_at_random_leave_nothing(tmp_path: 
     knobs = ("--load-s", "0.4", "--tokens", "30", "--tokens-per-second", "60")
     async with rota(tmp_path, [Fake("a", knobs), Fake("b", knobs)], ONE) as rig:
 
-        async def client(number: int) -> None:
-            asked = asyncio.create_task(rig.chat("ab"[number % 2], stream=bool(number % 3)))
+        async def leave_at_some_time(name: str) -> None:
+            asked = asyncio.create_task(rig.chat(name, stream=random_.random() < 0.7))
             await asyncio.wait([asked], timeout=random_.uniform(0.0, 1.5))
             asked.cancel()
             await asyncio.wait([asked])
 
-        await asyncio.gather(*(client(number) for number in range(200)))
+        async def leave_at_some_token(name: str) -> None:
+            async with rig.begun(name) as rest:
+                for _ in range(random_.randrange(30)):
+                    await anext(rest)
+
+        ways = [leave_at_some_time] * 140 + [leave_at_some_token] * 60
+        random_.shuffle(ways)
+        await asyncio.gather(*(leave(random_.choice("ab")) for leave in ways))
         await until(lambda: rig.in_flight() == 0, "every slot is back")
         await until(lambda: rig.waiting() == 0, "nobody is waiting")
         for name in "ab":
