@@ -231,6 +231,13 @@ def test_its_memory_is_really_taken() -> None:
     assert int(resident.split()[1]) > 50 * 1024
 
 
+def test_it_ends_as_slowly_as_it_is_told_to() -> None:
+    with fake("--exit-s", "0.3") as engine:
+        engine.process.terminate()
+        assert engine.get("/health") == (200, {"status": "ok"})  # until then it serves
+        assert engine.wait() == 0
+
+
 def test_a_grandchild_stays_when_it_is_told_to() -> None:
     with fake("--grandchild", "ignores-sigterm") as engine:
         own, grandchild = engine.get("/stats")[1]["pids"]
