@@ -48,6 +48,9 @@ class RecordingCluster:
     async def close(self) -> None:
         self.is_closed = True
 
+    def obstacle(self, model: str) -> str:
+        return ""
+
     def start(self, order: Start) -> None:
         self.orders.append(order)
 

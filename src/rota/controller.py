@@ -188,6 +188,7 @@ class Controller:
             queue_wait_ms=queue_wait_ms,
             hold_ms=hold_ms,
             patience_ms=patience_ms,
+            obstacle=self._obstacle(model),
         )
         handle = await self._granted(event)
         try:
@@ -211,7 +212,7 @@ class Controller:
             RotaError: it cannot be, or did not come up. The load goes on if the wait for it
             is cancelled.
         """
-        answer = await self._ask(LoadAsked(self._unused_id("load"), model))
+        answer = await self._ask(self._load_asked(model))
         assert isinstance(answer, Loaded), answer
         return answer.replica
 
@@ -221,7 +222,7 @@ class Controller:
         Raises:
             RotaError: what is known at once (no such model, switched off).
         """
-        future = self._ask(LoadAsked(self._unused_id("load"), model))
+        future = self._ask(self._load_asked(model))
         if future.done():
             future.result()
         else:
@@ -438,6 +439,14 @@ class Controller:
             self.post(GrantEnded(event.request, Outcome.FAILED))
             raise
         return GrantHandle(self.post, event.model, grant, endpoint)
+
+    def _load_asked(self, model: str) -> LoadAsked:
+        return LoadAsked(self._unused_id("load"), model, self._obstacle(model))
+
+    def _obstacle(self, model: str) -> str:
+        """What is known to be in the way of a load, where there would have to be one."""
+        demand = self._scheduler.state.demands.get(model)
+        return "" if demand is None or demand.is_up else self._cluster.obstacle(model)
 
     def _unused_id(self, wanted: str) -> str:
         """`wanted`, or something that begins with it, which no request here has."""

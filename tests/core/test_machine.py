@@ -104,9 +104,21 @@ class Machine(RuleBasedStateMachine):
         model = data.draw(st.sampled_from([model.name for model in self.models]))
         caller = data.draw(st.sampled_from(("ann", "ben", "cleo", "")))
         waits = st.sampled_from((None, None, None, 0, 1_000, 20_000))
-        own = [data.draw(waits) for _ in range(4)]  # two waits, a hold, a patience
+        activation_ms, queue_ms, hold_ms, patience_ms = (data.draw(waits) for _ in range(4))
+        obstacle = data.draw(st.sampled_from(("", "", "", "it has no file")))
         for _ in range(burst):
-            self.feed(RequestArrived(self.new_id(), model, caller, 7, *own))
+            arrival = RequestArrived(
+                request=self.new_id(),
+                model=model,
+                caller=caller,
+                body_bytes=7,
+                activation_wait_ms=activation_ms,
+                queue_wait_ms=queue_ms,
+                hold_ms=hold_ms,
+                patience_ms=patience_ms,
+                obstacle=obstacle,
+            )
+            self.feed(arrival)
 
     @precondition(lambda self: self.told)
     @rule(data=st.data(), is_late=st.booleans())

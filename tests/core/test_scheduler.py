@@ -5,13 +5,14 @@ A scheduler fed by hand: what it orders, and for whom.
 
 from __future__ import annotations
 
-from rota.core.effects import Refuse
+from rota.core.effects import RefusalCode, Refuse
 from rota.core.events import (
     GrantEnded,
     LoadAsked,
     Outcome,
     ReplicaReady,
     ReplicaStopped,
+    RequestArrived,
     RequestCancelled,
     StopCause,
     TimePassed,
@@ -194,3 +195,17 @@ def test_a_replica_that_cannot_be_reached_is_replaced() -> None:
     assert not stopped(stage.feed(GrantEnded("q1", Outcome.UNREACHABLE)))  # others still run
     assert stopped(stage.feed(GrantEnded("q2", Outcome.UNREACHABLE))) == ["a"]
     assert started(stage.feed(ReplicaStopped("r1", StopCause.ASKED))) == ["a"]
+
+
+def test_nobody_is_evicted_for_a_load_that_cannot_begin() -> None:
+    stage = Stage(model("a"), model("gone"))
+    stage.ask("a")
+    stage.feed(ReplicaReady("r1"))
+    stage.feed(GrantEnded("q1", Outcome.OK))
+    hopeless = RequestArrived("q2", "gone", "ben", obstacle="gone has no file")
+    (refusal,) = stage.feed(hopeless)
+    assert isinstance(refusal, Refuse)
+    assert refusal.refusal.code is RefusalCode.MODEL_FAILED
+    assert refusal.refusal.message == "gone has no file"
+    mended = RequestArrived("q3", "gone", "ben")
+    assert stopped(stage.feed(mended)) == ["a"]

@@ -160,7 +160,7 @@ async def test_one_that_never_listens_is_told_so(tmp_path: Path) -> None:
 
 
 async def test_a_wrong_readiness_path_is_named_with_its_answer(tmp_path: Path) -> None:
-    async with scene(tmp_path, model("a", fake(ready="/wrong"), start_timeout_ms=800)) as it:
+    async with scene(tmp_path, model("a", fake(ready="/wrong"), start_timeout_ms=2_000)) as it:
         it.start("a")
         stopped = await it.stopped()
     assert "/wrong answers 404" in stopped.detail

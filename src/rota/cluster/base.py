@@ -7,7 +7,7 @@ from typing import Protocol
 
 from rota.core.effects import Start, Stop
 from rota.core.events import Event
-from rota.core.types import ReplicaId
+from rota.core.types import ModelName, ReplicaId
 from rota.engines.base import Endpoint
 from rota.node.node import Facts
 
@@ -24,6 +24,9 @@ class Cluster(Protocol):
 
     async def close(self) -> None:
         """End every engine; nothing is left running."""
+
+    def obstacle(self, model: ModelName) -> str:
+        """What would make any start of a model fail, in words; empty = nothing known."""
 
     def start(self, order: Start) -> None:
         """Bring a replica up."""

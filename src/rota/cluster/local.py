@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rota.config.values import Config
 from rota.core.effects import Start, Stop
 from rota.core.events import Event
-from rota.core.types import ReplicaId
+from rota.core.types import ModelName, ReplicaId
 from rota.engines.base import Endpoint
 from rota.node.node import Facts, Node
 
@@ -35,6 +35,9 @@ class LocalCluster:
     async def close(self) -> None:
         if self._node is not None:
             await self._node.close()
+
+    def obstacle(self, model: ModelName) -> str:
+        return self.node.obstacle(model)
 
     def start(self, order: Start) -> None:
         self.node.start(order)

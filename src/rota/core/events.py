@@ -45,6 +45,8 @@ class RequestArrived:
         hold_ms: how long the model is to be kept for this caller's next request; 0 = not at
             all, and what it asked for before is off; None = the model's default.
         patience_ms: how long this caller honours the holds of others; None = the default.
+        obstacle: what would make any start of the model fail, in words (no such file); seen
+            before anyone is evicted for it. Empty = nothing known.
     """
 
     request: RequestId
@@ -55,6 +57,7 @@ class RequestArrived:
     queue_wait_ms: int | None = None
     hold_ms: int | None = None
     patience_ms: int | None = None
+    obstacle: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +115,12 @@ class LoadAsked:
     """Someone asks for a model to be brought up, with no request to serve.
 
     Answered with `Loaded` or `Refuse` under the id; it waits however long the load takes.
+    `obstacle` is that of `RequestArrived`.
     """
 
     request: RequestId
     model: ModelName
+    obstacle: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ class Scheduler:
                 assert_never(event)
 
     def _arrived(self, event: RequestArrived) -> None:
-        demand = self._admit(event.request, event.model)
+        demand = self._admit(event)
         if demand is None:
             return
         returning = demand.take_returning(event.caller)
@@ -195,21 +195,20 @@ class Scheduler:
         self._enqueue(demand, entry)
 
     def _load_asked(self, event: LoadAsked) -> None:
-        demand = self._admit(event.request, event.model, is_by_hand=True)
+        demand = self._admit(event)
         if demand is not None:
             entry = self._new_entry(EntryKind.LOAD, event)
             entry.activation_wait_ms = entry.queue_wait_ms = NEVER_MS
             self._enqueue(demand, entry)
 
-    def _admit(
-        self, request: RequestId, name: ModelName, *, is_by_hand: bool = False
-    ) -> Demand | None:
-        """Answer at once what can be answered at once (1, 2, 4).
+    def _admit(self, event: RequestArrived | LoadAsked) -> Demand | None:
+        """Answer at once what can be answered at once (1, 2, 3, 4).
 
         What failed for good is looked at again, in case it was mended (3); so is an endpoint,
         where a try costs nothing (11), and whatever a person asks for.
         """
-        state = self.state
+        state, request, name = self.state, event.request, event.model
+        is_by_hand = isinstance(event, LoadAsked)
         if request in state.waiting or request in state.granted:
             return None  # a repeated event changes nothing
         demand = state.demands.get(name)
@@ -221,6 +220,9 @@ class Scheduler:
             code = RefusalCode.SHUTTING_DOWN
         elif demand.model.scaling.is_off:  # 2
             code = RefusalCode.MODEL_OFF
+        elif event.obstacle and not demand.is_up:  # 3: nobody is evicted for a hopeless load
+            demand.failure = Failure(StopCause.REFUSED, event.obstacle, is_permanent=True)
+            code = RefusalCode.MODEL_FAILED
         elif demand.is_cooling(state.now_ms) and (is_by_hand or not demand.is_up):
             assert demand.failure is not None, name
             if is_by_hand or demand.failure.is_permanent or demand.model.is_external:

@@ -18,13 +18,13 @@ from urllib.parse import quote
 from rota.config.values import DeviceConfig, ModelConfig
 from rota.core.effects import Start, Stop
 from rota.core.events import Event, NodeJoined, ReplicaReady
-from rota.core.types import Device, NodeId, ReplicaId
+from rota.core.types import Device, ModelName, NodeId, ReplicaId
 from rota.engines.base import Endpoint
 from rota.errors import ReplicaError
 from rota.node import memory
 from rota.node.guards import Guards
 from rota.node.records import Records
-from rota.node.replica import Replica
+from rota.node.replica import Replica, obstacle
 
 CLOSE_GRACE_MS = 1_000
 
@@ -100,6 +100,10 @@ class Node:
         """The event that tells the core of this node and its devices."""
         devices = tuple(Device(device.id, device.memory_mib) for device in self._devices)
         return NodeJoined(self.id, devices)
+
+    def obstacle(self, model: ModelName) -> str:
+        """What would make any start of a model fail, in words; empty = nothing known."""
+        return obstacle(self._models[model])
 
     def start(self, order: Start) -> None:
         """Bring a replica up. Returns at once; the rest is told by events."""

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rota.config.values import CommandEngine, ModelConfig, UrlEngine
+from rota.config.values import CommandEngine, LlamaCppEngine, ModelConfig, UrlEngine
 from rota.core.events import ReplicaStopped, StopCause
 from rota.core.types import ReplicaId
 from rota.engines.base import Endpoint, Launch
@@ -220,7 +220,8 @@ class Replica:
             await asyncio.sleep(min(max(delay_s, PROBE_EVERY_S_MIN), PROBE_EVERY_S_MAX))
 
     def _note_connection(self) -> None:
-        self._met = Answer(connected=True)
+        if not self._met.connected:  # what it answered before says more than being connected
+            self._met = Answer(connected=True)
 
     async def _end(self, grace_ms: int) -> None:
         """End its process, if it has one, and return when nothing of it is left."""
@@ -290,6 +291,22 @@ async def _unless(end: asyncio.Future[Any], work: Coroutine[Any, Any, _Result]) 
     return None if end.done() else task.result()
 
 
+def obstacle(config: ModelConfig) -> str:
+    """What would make any start of this model fail, in words; empty = nothing known.
+
+    A look at files, so that nobody is evicted for a load that cannot begin.
+    """
+    match config.engine:
+        case LlamaCppEngine(model=file):
+            pass
+        case CommandEngine(argv=(program, *_)) if program.startswith("/") and "$" not in program:
+            file = Path(program)
+        case _:
+            return ""
+    problem = _problem_with(file)
+    return f"{config.name} could not be started: {problem}" if problem else ""
+
+
 async def _reach(engine: UrlEngine) -> Endpoint:
     """Ask a server that someone else runs, once. Raises _CannotStart, never for good."""
     at = endpoint_of(engine)
@@ -305,10 +322,15 @@ async def _reach(engine: UrlEngine) -> Endpoint:
 
 def _require(files: Iterable[Path]) -> None:
     for file in files:
-        if not os.access(file, os.R_OK):
-            problem = "may not be read" if os.path.lexists(file) else "no such file"
-            detail = f"could not be started: {problem}: {file}"
+        if problem := _problem_with(file):
+            detail = f"could not be started: {problem}"
             raise _CannotStart(StopCause.REFUSED, detail, permanent=True)
+
+
+def _problem_with(file: Path) -> str:
+    if os.access(file, os.R_OK) or os.access(file, os.X_OK):
+        return ""
+    return f"{'may not be read' if os.path.lexists(file) else 'no such file'}: {file}"
 
 
 def _fixed_port(port: int) -> int:
