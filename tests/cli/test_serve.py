@@ -76,9 +76,19 @@ def test_sigterm_drains(tmp_path: Path) -> None:
         wait_until_gone(pids)
 
 
+@contextmanager
+def born_with_hangup(handled: signal.Handlers) -> Iterator[None]:
+    """Children inherit what is done with SIGHUP; these tests may themselves run under nohup."""
+    before = signal.signal(signal.SIGHUP, handled)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_ctrl_c_and_a_lost_terminal_end_as_well(tmp_path: Path, number: int) -> None:
-    with served(write_config(tmp_path, model("a"))) as rota:
+    with born_with_hangup(signal.SIG_DFL), served(write_config(tmp_path, model("a"))) as rota:
         rota.admin.load("a").result()
         pids = rota.pids()
         assert rota.end(number) == 0
@@ -86,14 +96,10 @@ def test_ctrl_c_and_a_lost_terminal_end_as_well(tmp_path: Path, number: int) -> 
 
 
 def test_nohup_is_honoured(tmp_path: Path) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # children inherit it
-    try:
-        with served(write_config(tmp_path, model("a"))) as rota:
-            rota.process.send_signal(signal.SIGHUP)
-            assert rota.admin.load("a").result()["state"] == "ready"
-            assert rota.end() == 0
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    with born_with_hangup(signal.SIG_IGN), served(write_config(tmp_path, model("a"))) as rota:
+        rota.process.send_signal(signal.SIGHUP)
+        assert rota.admin.load("a").result()["state"] == "ready"
+        assert rota.end() == 0
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
