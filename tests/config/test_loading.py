@@ -47,6 +47,7 @@ def test_every_key_of_a_command(tmp_path: Path) -> None:
         state: here
         queue_bytes_max: 1MiB
         body_bytes_max: 2MB
+        lease_ttl_max: 2h
         devices: {{g0: {{memory: 24GiB, visible: GPU-1}}, g1: {{memory: 24GiB}}}}
         macros: {{serve: "{sys.executable} -m serve --port ${{PORT}}"}}
         models:
@@ -68,6 +69,10 @@ def test_every_key_of_a_command(tmp_path: Path) -> None:
             patience: 2s
             start_timeout: 3s
             stop_grace: 0
+            priority: -1000
+            when_full: reject
+            pinned: true
+            exclusive_while_busy: true
             aliases: other
         """,
     )
@@ -75,6 +80,7 @@ def test_every_key_of_a_command(tmp_path: Path) -> None:
     model = entry.model
     assert (config.host, config.port, config.state_dir) == ("::1", 0, tmp_path / "here")
     assert (config.queue_bytes_max, config.body_bytes_max) == (1024 * 1024, 2_000_000)
+    assert config.lease_ttl_ms_max == 7_200_000
     assert entry.engine == CommandEngine(
         argv=(
             *(sys.executable, "-m", "serve", "--port", "${PORT}"),
@@ -90,6 +96,9 @@ def test_every_key_of_a_command(tmp_path: Path) -> None:
     assert (model.slots, model.queue_max, model.queue_wait_ms) == (3, 0, 60_000)
     assert (model.activation_wait_ms, model.patience_ms) == (1_000, 2_000)
     assert (entry.start_timeout_ms, model.stop_grace_ms) == (3_000, 0)
+    assert (model.priority, model.rejects_when_full) == (-1_000, True)
+    assert model.is_pinned
+    assert model.is_exclusive_while_busy
     assert entry.aliases == ("other",)
     assert [device.visible for device in config.devices] == ["GPU-1", None]
 
@@ -165,6 +174,45 @@ def test_defaults_and_what_is_closer(tmp_path: Path) -> None:
     assert config.models["b"].model.stop_grace_ms == 3_000
 
 
+def test_who_goes_first_and_who_stays(tmp_path: Path) -> None:
+    text = f"""\
+    defaults: {{priority: 5, when_full: reject}}
+    models:
+      a: {{{CMD}, scaling: {{max: 1}}}}
+      b: {{{CMD}, scaling: {{max: 1}}, priority: -1, when_full: queue, pinned: true}}
+      c: {{{CMD}, scaling: {{max: 0}}, pinned: true}}
+      d: {{url: http://far:1, priority: 7}}
+    """
+    config = loaded(tmp_path, text)
+    models = [entry.model for entry in config.models.values()]
+    assert [model.priority for model in models] == [5, -1, 5, 7]
+    assert [model.rejects_when_full for model in models] == [True, False, True, True]
+    assert [model.is_pinned for model in models] == [False, True, True, False]
+    assert not any(model.is_exclusive_while_busy for model in models)
+    assert config.lease_ttl_ms_max == 3_600_000
+    assert warnings(tmp_path, text) == ["5: `pinned` does nothing while the model is off"]
+
+
+def test_wrong_words_about_who_goes_first(tmp_path: Path) -> None:
+    assert complaints(
+        tmp_path,
+        """\
+        lease_ttl_max: 0
+        models:
+          a: {cmd: "true ${PORT}", priority: 1001, when_full: wait, pinned: yes}
+          b: {url: http://far:1, pinned: true}
+          c: {cmd: "true ${PORT}", exclusive_while_busy: 1}
+        """,
+    ) == [
+        "1:16: `lease_ttl_max` is 0; nothing can happen in no time",
+        "3:38: `priority` is 1001; it goes from -1000 to 1000",
+        "3:55: `when_full` is `wait`; it is `queue` or `reject`",
+        "3:69: `pinned` `yes` is neither true nor false",
+        "4:26: `pinned` does nothing with `url`; it goes with `cmd` or `model`",
+        "5:50: `exclusive_while_busy` `1` is neither true nor false",
+    ]
+
+
 # case L5
 def test_a_model_with_nothing_to_run(tmp_path: Path) -> None:
     assert complaints(
@@ -188,11 +236,11 @@ def test_unknown_keys_come_with_a_suggestion(tmp_path: Path) -> None:
         """\
         modles: {}
         scaling: {max: 1}
-        keys: []
+        groups: []
         defaults: {idle_timeout: 1m}
         devices: {cpu: {memry: 1GiB, memory: 1GiB}}
         models:
-          a: {url: http://far:1, listen: x, ttl: 5, min: 1, priority: 1}
+          a: {url: http://far:1, listen: x, ttl: 5, min: 1, sleep: 1}
           b: {url: http://far:1, wombat: 1}
           c: {model: x, scaling: {maxx: 1}}
           d: {url: http://far:1, scaling: {max: 1}}
@@ -200,13 +248,13 @@ def test_unknown_keys_come_with_a_suggestion(tmp_path: Path) -> None:
     ) == [
         "1:1: unknown key `modles`; did you mean `models`?",
         "2:1: unknown key `scaling`; it belongs under `models: NAME`",
-        "3:1: `keys` is not built yet; remove it",
+        "3:1: `groups` is not built yet; remove it",
         "4:12: unknown key `idle_timeout`; it belongs under `scaling`",
         "5:17: unknown key `memry`; did you mean `memory`?",
         "7:26: unknown key `listen`; it belongs at the top of the file",
         "7:37: unknown key `ttl`; here it is `scaling: {idle_timeout: …}`",
         "7:45: unknown key `min`; it belongs under `scaling`",
-        "7:53: `priority` is not built yet; remove it",
+        "7:53: `sleep` is not built yet; remove it",
         complaints_of_wombat(),
         "9:27: unknown key `maxx`; did you mean `max`?",
         "10:26: `scaling` does nothing with `url`; it goes with `cmd` or `model`",

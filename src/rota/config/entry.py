@@ -43,7 +43,10 @@ _KEYS_OF_KIND = {
         ("model",),
     ),
     **dict.fromkeys(
-        ("scaling", "memory", "device_count", "devices", "start_timeout", "stop_grace"),
+        (
+            *("scaling", "memory", "device_count", "devices", "start_timeout", "stop_grace"),
+            *("pinned", "exclusive_while_busy"),
+        ),
         ("cmd", "model"),
     ),
 }
@@ -270,14 +273,26 @@ class ModelReader:
             hold_ms=self._shared("hold"),
             hold_finished_ms=self._shared("hold_finished"),
             stop_grace_ms=self._shared("stop_grace"),
+            priority=self._shared("priority"),
+            rejects_when_full=self._stated("when_full") == "reject",
+            is_pinned=self._is_pinned(scaling),
+            is_exclusive_while_busy=self.entry.exclusive_while_busy,
         )
 
     def _shared(self, key: str) -> int:
-        """What the model states, else what `defaults` does, else the schema's default."""
-        source = self.entry if key in self.entry.model_fields_set else self.file.defaults
-        value = getattr(source, key)
+        value = self._stated(key)
         assert isinstance(value, int), (key, value)
         return value
+
+    def _stated(self, key: str) -> object:
+        """What the model states, else what `defaults` does, else the schema's default."""
+        source = self.entry if key in self.entry.model_fields_set else self.file.defaults
+        return getattr(source, key)
+
+    def _is_pinned(self, scaling: Scaling) -> bool:
+        if self.entry.pinned and scaling.is_off:
+            self._warn("`pinned` does nothing while the model is off", "pinned")
+        return self.entry.pinned
 
     def _slots(self) -> int:
         """llama.cpp's own parallelism is closer to the model than `defaults` are."""

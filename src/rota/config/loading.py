@@ -47,6 +47,7 @@ def load(path: Path, *, listen: str | None, state_dir: Path | None, allow_open: 
         state_dir=state_dir,
         queue_bytes_max=keys.queue_bytes_max,
         hold_ms_max=keys.hold_max,
+        lease_ttl_ms_max=keys.lease_ttl_max,
         body_bytes_max=keys.body_bytes_max,
         allow_open=allow_open,
         path=path,

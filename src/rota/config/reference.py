@@ -54,7 +54,7 @@ always runs `min` of them. A warning says so.
 
 _AFTER_MODELS = """\
 Which keys go with which kind is said in front of each (`cmd`, `model`, `url`); the others go with
-every kind, save that `url` has neither scaling nor devices nor start and stop.
+every kind, save that `url` has neither scaling nor pinning nor devices nor start and stop.
 
 Without `memory`, a model run by llama.cpp is estimated from the size of its file, 15 % more for
 what goes with the weights and an allowance for the KV cache of `context` × `parallel` tokens.

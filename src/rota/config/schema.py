@@ -11,7 +11,7 @@ than one key is in `loading`. Defaults are written as the author would write the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -72,6 +72,15 @@ def _bounded(low: int, high: int) -> Callable[[str], int]:
         if not low <= number <= high:
             raise ValueError(f"is {number}; it goes from {low} to {high}")
         return number
+
+    return read
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"is `{text[:40]}`; it is {' or '.join(f'`{w}`' for w in words)}")
+        return text
 
     return read
 
@@ -182,6 +191,16 @@ class SharedKeys(Keys):
     queue_max: Annotated[int, _whole(0, 1_000_000)] = key(
         "number", "Requests that may wait for the model; over it 429 `queue_full`.", "1000"
     )
+    when_full: Annotated[
+        Literal["queue", "reject"], _reader(_one_of("queue", "reject"), "text")
+    ] = key(
+        "`queue` or `reject`",
+        "What a request meets that finds every slot taken: it waits, or it gets a 429.",
+        "queue",
+    )
+    priority: Annotated[int, _whole(-1_000, 1_000)] = key(
+        "number", "Who goes first among models that wait for room; higher goes first.", "0"
+    )
     queue_wait: Duration = key(
         "duration", "How long a request waits for a slot; past it 429 `model_busy`.", "10m"
     )
@@ -223,6 +242,16 @@ class ModelKeys(SharedKeys):
     url: Text = key("URL", "A server that someone else runs.")
     engine: Text = key("text", "`llama.cpp`; implied by `model`.")
     aliases: Texts = key("list", "Other names that clients may ask for.", ())
+    pinned: Truth = key(
+        "true or false",
+        "Once loaded, it never leaves to make room and never steps down; `rota unpin` lets it go.",
+        "false",
+    )
+    exclusive_while_busy: Truth = key(
+        "true or false",
+        "While it serves a request or is leased, nothing is loaded on its devices.",
+        "false",
+    )
 
     memory: Footprint = key(
         "memory",
@@ -292,6 +321,9 @@ class FileKeys(Keys):
         "512MiB",
     )
     hold_max: Duration = key("duration", "The longest hold that a request can ask for.", "5m")
+    lease_ttl_max: SomeDuration = key(
+        "duration", "The longest that a lease lasts, its renewals included.", "1h"
+    )
     body_bytes_max: Bytes = key("memory", "What one request's body may take.", "64MiB")
     defaults: SharedKeys = key("mapping", "For every model that says nothing else.", SharedKeys())
     models: Annotated[dict[str, ModelKeys], BeforeValidator(_mapping)] = key(
@@ -302,14 +334,10 @@ class FileKeys(Keys):
 # Designed and not built: refused by name, so that nobody takes silence for consent.
 NOT_BUILT = frozenset(
     {
-        "priority",
-        "when_full",
         "groups",
         "matrix",
-        "exclusive_while_busy",
         "persistent",
         "sleep",
-        "lease_ttl_max",
         "scale_up_after",
         "on_exit",
         "keys",

@@ -107,6 +107,7 @@ class Config:
     Args:
         devices: as stated; empty = found on the machine.
         state_dir: where the lock, engine logs and records are kept.
+        lease_ttl_ms_max: the longest that a lease lasts, its renewals included.
         allow_open: listen beyond loopback although there are no keys.
         warnings: what the author should know, each with its line; not errors.
     """
@@ -118,6 +119,7 @@ class Config:
     state_dir: Path = Path("state")
     queue_bytes_max: int = 512 * 1024 * 1024
     hold_ms_max: int = 300_000
+    lease_ttl_ms_max: int = 3_600_000
     body_bytes_max: int = 64 * 1024 * 1024
     allow_open: bool = False
     path: Path | None = None

@@ -16,6 +16,7 @@ NodeId = str
 DeviceId = str
 ReplicaId = str
 RequestId = str
+LeaseId = str
 
 
 class Phase(Enum):
@@ -115,6 +116,11 @@ class Model:
         hold_finished_ms: the same after any other answer.
         stop_grace_ms: between asking an engine to end and killing its process group.
         load_ms: how long a load is expected to take, from earlier ones; None = not known.
+        priority: who goes first among models that wait for room; higher goes first.
+        rejects_when_full: a request that finds no free slot is refused instead of queued.
+        is_pinned: once up, a replica never leaves to make room and never steps down.
+        is_exclusive_while_busy: while a replica has a grant or a lease, nothing is started on
+            its devices.
     """
 
     name: ModelName
@@ -131,6 +137,10 @@ class Model:
     hold_finished_ms: int = 0
     stop_grace_ms: int = 10_000
     load_ms: int | None = None
+    priority: int = 0
+    rejects_when_full: bool = False
+    is_pinned: bool = False
+    is_exclusive_while_busy: bool = False
 
     def __post_init__(self) -> None:
         assert self.slots > 0, self
@@ -140,3 +150,21 @@ class Model:
     def is_external(self) -> bool:
         """Whether someone else runs it: an endpoint to probe, nothing to place."""
         return self.device_count == 0
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseClaim:
+    """What turns a grant into a lease on the same replica, in the step in which it ends.
+
+    Args:
+        lease: the lease's id, never used before.
+        ttl_ms: how long it lasts unless renewed; capped at the file's `lease_ttl_max`.
+        reason: what the replica works on, for people.
+    """
+
+    lease: LeaseId
+    ttl_ms: int
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.ttl_ms > 0, self
