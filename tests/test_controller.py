@@ -43,7 +43,10 @@ class RecordingCluster:
 
     async def open(self, post: Callable[[Event], None]) -> None:
         self.post = post
-        post(NodeJoined("local", (Device("cpu", 1_000),)))
+        self.post(self.joined()[0])
+
+    def joined(self) -> list[NodeJoined]:
+        return [NodeJoined("local", (Device("cpu", 1_000),))]
 
     async def close(self) -> None:
         self.is_closed = True
@@ -56,6 +59,9 @@ class RecordingCluster:
 
     def stop(self, order: Stop) -> None:
         self.orders.append(order)
+
+    def heard(self, replica: str) -> None:
+        pass
 
     def endpoint(self, replica: str) -> Endpoint:
         if replica in self.gone:

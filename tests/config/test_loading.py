@@ -230,6 +230,50 @@ def test_a_model_with_nothing_to_run(tmp_path: Path) -> None:
     ]
 
 
+def test_how_long_a_start_may_take_and_an_engine_be_silent(tmp_path: Path) -> None:
+    # case W29
+    config = loaded(
+        tmp_path,
+        f"""\
+        defaults: {{scaling: {{max: 1}}, start_timeout_max: 1h, silent_after: 2m}}
+        models:
+          a: {{{CMD}}}
+          b: {{{CMD}, start_timeout: 1m, start_timeout_max: 90s, silent_after: 0}}
+        """,
+    )
+    a, b = config.models["a"], config.models["b"]
+    assert (a.start_timeout_ms, a.start_timeout_ms_max) == (300_000, 3_600_000)
+    assert (b.start_timeout_ms, b.start_timeout_ms_max) == (60_000, 90_000)
+    assert (a.silent_after_ms, b.silent_after_ms) == (120_000, 0)
+
+
+def test_a_start_timeout_gives_its_own_bound(tmp_path: Path) -> None:
+    text = f"models: {{a: {{{CMD}, scaling: {{max: 1}}, start_timeout: 1m}}}}"
+    assert loaded(tmp_path, text).models["a"].start_timeout_ms_max == 240_000
+
+
+def test_bounds_that_make_no_sense(tmp_path: Path) -> None:
+    start = len(f"  a: {{{CMD}, ") + 1
+    assert complaints(
+        tmp_path,
+        f"""\
+        defaults: {{scaling: {{max: 1}}, start_timeout_max: 1m}}
+        models:
+          a: {{{CMD}, start_timeout: 2m}}
+          b: {{{CMD}, start_timeout: 1h, start_timeout_max: 1s}}
+          c: {{{CMD}}}
+          d: {{{CMD}, start_timeout: 1m}}
+        """,
+    ) == [
+        "1:50: `start_timeout` is over `start_timeout_max`",
+        f"3:{start + 15}: `start_timeout` is over `start_timeout_max`",
+        f"4:{start + 38}: `start_timeout` is over `start_timeout_max`",
+    ]
+    text = f"models: {{a: {{{CMD}, scaling: {{max: 1}}, silent_after: 100ms}}}}"
+    (complaint,) = complaints(tmp_path, text)
+    assert "`silent_after` is 100ms; what is silent for less than 1s may be busy" in complaint
+
+
 def test_unknown_keys_come_with_a_suggestion(tmp_path: Path) -> None:
     assert complaints(
         tmp_path,

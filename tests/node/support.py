@@ -35,9 +35,21 @@ def script(text: str, *args: str, **engine: Any) -> CommandEngine:
     return CommandEngine((sys.executable, "-c", text, *args), **engine)
 
 
-def model(name: str, engine: EngineConfig, *, start_timeout_ms: int = 30_000) -> ModelConfig:
-    core = Model(name, Scaling(0, 1, 0), 100)
-    return ModelConfig(core, engine, start_timeout_ms=start_timeout_ms)
+def model(
+    name: str,
+    engine: EngineConfig,
+    *,
+    start_timeout_ms: int = 30_000,
+    start_timeout_ms_max: int = 120_000,
+    silent_after_ms: int = 60_000,
+) -> ModelConfig:
+    return ModelConfig(
+        Model(name, Scaling(0, 1, 0), 100),
+        engine,
+        start_timeout_ms=start_timeout_ms,
+        start_timeout_ms_max=start_timeout_ms_max,
+        silent_after_ms=silent_after_ms,
+    )
 
 
 @dataclass

@@ -149,6 +149,44 @@ async def test_a_probe_that_hangs_is_cut_off_and_the_start_timeout_holds(tmp_pat
         await it.up("next")
 
 
+async def test_what_it_writes_gives_a_start_more_time(tmp_path: Path) -> None:
+    # case W29
+    busy = fake("--load-s", "4", "--load-line-every-s", "0.1")
+    async with scene(tmp_path, model("a", busy, start_timeout_ms=2_000)) as it:
+        await it.up("a")
+
+
+async def test_but_not_for_ever(tmp_path: Path) -> None:
+    # case W29
+    busy = fake("--load-s", "600", "--load-line-every-s", "0.1")
+    config = model("a", busy, start_timeout_ms=1_000, start_timeout_ms_max=2_500)
+    async with scene(tmp_path, config) as it:
+        replica = it.start("a")
+        await until(lambda: bool(it.node.tail(replica, 1)), "its first line")
+        everyone = it.all_of(replica)
+        stopped = await it.stopped()
+        assert stopped.cause is StopCause.NEVER_READY
+        assert "a was not ready after 2.5 s in all (`start_timeout_max`)" in stopped.detail
+        assert "/health answers 503. Its last lines:\n" in stopped.detail
+        assert stopped.detail.endswith("s to go")
+        assert not any(one.is_left() for one in everyone)
+
+
+async def test_one_that_falls_silent_while_it_starts_is_told_so(tmp_path: Path) -> None:
+    # case W29
+    text = """
+import sys, time
+for n in range(10): print("downloading", n, flush=True); time.sleep(0.1)
+time.sleep(600)
+"""
+    async with scene(tmp_path, model("a", script(text), start_timeout_ms=1_000)) as it:
+        it.start("a")
+        stopped = await it.stopped()
+    assert stopped.cause is StopCause.NEVER_READY
+    assert "not ready after 1 s without output (`start_timeout`)" in stopped.detail
+    assert stopped.detail.endswith("downloading 9")
+
+
 async def test_one_that_never_listens_is_told_so(tmp_path: Path) -> None:
     async with scene(
         tmp_path, model("a", script("import time; time.sleep(60)"), start_timeout_ms=300)

@@ -49,6 +49,7 @@ class Fake:
     takes_mib: int | None = None
     scaling: Scaling = ON_DEMAND
     start_timeout_ms: int = 30_000
+    silent_after_ms: int = 60_000
     shell: str = ""
     shell_tail: str = ""
     facts: tuple[tuple[str, Any], ...] = ()
@@ -67,6 +68,7 @@ class Fake:
             model=Model(self.name, self.scaling, self.memory_mib, **facts),
             engine=CommandEngine(command),
             start_timeout_ms=self.start_timeout_ms,
+            silent_after_ms=self.silent_after_ms,
         )
 
     def with_facts(self, **facts: Any) -> Fake:

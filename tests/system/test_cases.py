@@ -183,7 +183,9 @@ async def test_a_load_over_its_time_fails_cleanly_and_may_be_tried_again(tmp_pat
         answer = await asked
         assert (answer.status_code, said(answer)) == (503, "model_cooling")
         assert 1 <= int(answer.headers["retry-after"]) <= 60
-        assert "not ready after 1.5 s" in answer.json()["error"]["message"]
+        message = answer.json()["error"]["message"]
+        assert "not ready after 1.5 s" in message
+        assert "Its last lines:\nfake engine, pid" in message  # case W29
         assert not is_alive(pid)
         assert rig.model("a")["replicas"] == []
         await rig.controller.load("a")  # by hand at once; a request would when it has cooled down

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from rota.core.effects import Start, Stop
-from rota.core.events import Event
+from rota.core.events import Event, NodeJoined
 from rota.core.types import ModelName, ReplicaId
 from rota.engines.base import Endpoint
 from rota.node.node import Facts
@@ -16,11 +16,16 @@ class Cluster(Protocol):
     """Nodes with devices, engines on them, and the way to both.
 
     `start` and `stop` return at once; what comes of them is posted as `ReplicaReady` and
-    `ReplicaStopped`. Each `Start` ends in exactly one `ReplicaStopped`.
+    `ReplicaStopped`. Each `Start` ends in exactly one `ReplicaStopped`; a replica that is ready
+    and answers no more is told once as `ReplicaSilent`, and goes on until it is ordered to stop.
     """
 
     async def open(self, post: Callable[[Event], None]) -> None:
         """Begin, and post a `NodeJoined` for each node."""
+
+    def joined(self) -> list[NodeJoined]:
+        """What each node would say of itself if it joined now, with what runs there: from this a
+        controller that lost its state can have it again."""
 
     async def close(self) -> None:
         """End every engine; nothing is left running."""
@@ -33,6 +38,10 @@ class Cluster(Protocol):
 
     def stop(self, order: Stop) -> None:
         """End a replica: ask, wait, kill."""
+
+    def heard(self, replica: ReplicaId) -> None:
+        """Bytes of an answer came from a replica, so it is not silent. Called for each read
+        from an engine: cheap."""
 
     def endpoint(self, replica: ReplicaId) -> Endpoint:
         """Where a replica answers.

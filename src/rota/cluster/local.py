@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from rota.config.values import Config
 from rota.core.effects import Start, Stop
-from rota.core.events import Event
+from rota.core.events import Event, NodeJoined
 from rota.core.types import ModelName, ReplicaId
 from rota.engines.base import Endpoint
 from rota.node.node import Facts, Node
@@ -32,6 +32,9 @@ class LocalCluster:
         await self._node.open()
         post(self._node.joined())
 
+    def joined(self) -> list[NodeJoined]:
+        return [self.node.joined()]
+
     async def close(self) -> None:
         if self._node is not None:
             await self._node.close()
@@ -44,6 +47,9 @@ class LocalCluster:
 
     def stop(self, order: Stop) -> None:
         self.node.stop(order)
+
+    def heard(self, replica: ReplicaId) -> None:
+        self.node.heard(replica)
 
     def endpoint(self, replica: ReplicaId) -> Endpoint:
         return self.node.endpoint(replica)

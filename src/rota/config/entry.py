@@ -30,6 +30,7 @@ from rota.core.types import Model, Scaling
 
 CPU = "cpu"  # the id of the machine's RAM among the devices
 IDLE_TIMEOUT_MS = 600_000
+START_TIMEOUTS_MAX = 4  # what a start that goes on writing gets, unless that is stated
 
 # What says which kind a model is, and the keys that only one kind has.
 _KINDS = ("cmd", "model", "url")
@@ -44,7 +45,8 @@ _KEYS_OF_KIND = {
     ),
     **dict.fromkeys(
         (
-            *("scaling", "memory", "device_count", "devices", "start_timeout", "stop_grace"),
+            *("scaling", "memory", "device_count", "devices", "stop_grace"),
+            *("start_timeout", "start_timeout_max", "silent_after"),
             *("pinned", "exclusive_while_busy"),
         ),
         ("cmd", "model"),
@@ -79,13 +81,16 @@ class ModelReader:
         self._check_keys(kind)
         engine = self._engine(kind)
         model = self._model(engine)
+        start_timeout_ms, start_timeout_ms_max = self._start_timeouts()
         if model is None or len(self.complaints.problems) > before:
             return None
         return ModelConfig(
             model=model,
             engine=engine,
             aliases=self.entry.aliases,
-            start_timeout_ms=self._shared("start_timeout"),
+            start_timeout_ms=start_timeout_ms,
+            start_timeout_ms_max=start_timeout_ms_max,
+            silent_after_ms=self._shared("silent_after"),
             line=self.document.key_place("models", self.name).line,
         )
 
@@ -155,7 +160,10 @@ class ModelReader:
             )
         if not cwd.is_dir():
             self._warn(f"there is no folder {cwd}", "cwd")
-        return CommandEngine(argv, self._ready("/health"), env, cwd, entry.port)
+        ready = self._ready("/health")
+        if ready is None and "silent_after" in entry.model_fields_set and entry.silent_after:
+            self._warn("`silent_after` does nothing with `ready: none`", "silent_after")
+        return CommandEngine(argv, ready, env, cwd, entry.port)
 
     def _argv(self, cmd: str, cwd: Path) -> tuple[str, ...]:
         """The command's words; complains about what only a shell would understand."""
@@ -293,6 +301,21 @@ class ModelReader:
         if self.entry.pinned and scaling.is_off:
             self._warn("`pinned` does nothing while the model is off", "pinned")
         return self.entry.pinned
+
+    def _start_timeouts(self) -> tuple[int, int]:
+        """`start_timeout` and `start_timeout_max`."""
+        stated = self.entry.model_fields_set
+        timeout_ms = self._shared("start_timeout")
+        source = self.entry if "start_timeout_max" in stated else self.file.defaults
+        timeout_ms_max = source.start_timeout_max
+        if timeout_ms_max is None:
+            return timeout_ms, START_TIMEOUTS_MAX * timeout_ms
+        if timeout_ms > timeout_ms_max:
+            own = [key for key in ("start_timeout_max", "start_timeout") if key in stated]
+            where = ("models", self.name, own[0]) if own else ("defaults", "start_timeout_max")
+            place = self.document.value_place(*where)
+            self.complaints.problem(place, "`start_timeout` is over `start_timeout_max`")
+        return timeout_ms, timeout_ms_max
 
     def _slots(self) -> int:
         """llama.cpp's own parallelism is closer to the model than `defaults` are."""

@@ -92,6 +92,14 @@ def _positive_duration(text: str) -> int:
     return ms
 
 
+def _silence(text: str) -> int:
+    """Zero, or long enough to ask several times and to wait for the answers."""
+    ms = units.duration_ms(text)
+    if 0 < ms < 1_000:
+        raise ValueError(f"is {text}; what is silent for less than 1s may be busy")
+    return ms
+
+
 def _mib_up(text: str) -> int:
     """MiB, rounded up: a footprint that is a little too large is safe."""
     return _at_least_one(-(-units.memory_bytes(text) // units.MIB))
@@ -126,6 +134,8 @@ Truth = Annotated[bool, _reader(units.truth, "true or false")]
 Duration = Annotated[int, _reader(units.duration_ms, "a duration")]
 MaybeDuration = Annotated[int | None, _reader(units.duration_ms, "a duration")]
 SomeDuration = Annotated[int, _reader(_positive_duration, "a duration")]
+MaybeSomeDuration = Annotated[int | None, _reader(_positive_duration, "a duration")]
+Silence = Annotated[int, _reader(_silence, "a duration")]
 Footprint = Annotated[int | None, _reader(_mib_up, "an amount of memory")]
 Budget = Annotated[int, _reader(_mib_down, "an amount of memory")]
 Bytes = Annotated[int, _reader(units.memory_bytes, "an amount of memory")]
@@ -223,7 +233,22 @@ class SharedKeys(Keys):
     )
     hold_finished: Duration = key("duration", "The same after any other answer.", "1s")
     start_timeout: SomeDuration = key(
-        "duration", "A replica that is not ready by then is ended, and its start has failed.", "5m"
+        "duration",
+        "A start fails when it is not ready so long after it began or after its last output, "
+        "whichever is later.",
+        "5m",
+    )
+    start_timeout_max: MaybeSomeDuration = key(
+        "duration",
+        "And so long after it began in any case.",
+        shown="4 × `start_timeout`",
+    )
+    silent_after: Silence = key(
+        "duration",
+        "A ready engine that answers nothing for so long, neither requests nor its `ready` path, "
+        "is replaced; 0 = never. It is to be longer than the engine is ever blocked by its own "
+        "work.",
+        "1m",
     )
     stop_grace: Duration = key(
         "duration", "Between asking an engine to end and killing its process group.", "10s"

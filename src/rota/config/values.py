@@ -74,12 +74,20 @@ EngineConfig = CommandEngine | LlamaCppEngine | UrlEngine
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One entry under `models:`."""
+    """One entry under `models:`.
+
+    Args:
+        start_timeout_ms: a start fails so long after it began, or after the last output.
+        start_timeout_ms_max: and so long after it began in any case.
+        silent_after_ms: how long a ready engine may answer nothing; 0 = for ever.
+    """
 
     model: Model
     engine: EngineConfig
     aliases: tuple[str, ...] = ()
     start_timeout_ms: int = 300_000
+    start_timeout_ms_max: int = 1_200_000
+    silent_after_ms: int = 60_000
     line: int = 0  # where it stands in the file
 
     @property

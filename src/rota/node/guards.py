@@ -11,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,6 +90,7 @@ class Child(asyncio.Protocol):
         started: None, or why it could not be.
         exited: how the engine's own process ended, as soon as it did.
         gone: nothing of it is left; always last.
+        wrote_at: when output of it last came, on the clock of `time.monotonic`.
     """
 
     def __init__(self, launch: Launch, log: Path) -> None:
@@ -99,6 +102,7 @@ class Child(asyncio.Protocol):
         self.gone: asyncio.Future[Gone] = loop.create_future()
         self.pid: int | None = None
         self.guard_pid: int | None = None
+        self.wrote_at = -math.inf
         self._lines: deque[str] = deque(maxlen=LINES_MAX)
         self._line = ""  # what has no end yet
         self._heard = b""
@@ -153,6 +157,7 @@ class Child(asyncio.Protocol):
                 _settle(self.started, Failure(error, permanent))
                 _settle(self.gone, Gone(seen=True))
             case {"kind": "output", "text": str(text), "dropped": int(dropped)}:
+                self.wrote_at = time.monotonic()
                 if dropped:
                     self._write(f"\n[rota: {dropped} bytes are only in the log file]\n")
                 self._write(text)

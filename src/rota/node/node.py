@@ -112,7 +112,7 @@ class Node:
         visible = {device.id: device.visible for device in self._devices}
         placed_on = (visible[device] for device in order.placement.devices)
         replica = self._replicas[order.replica] = Replica(
-            order.replica,
+            order,
             config,
             visible=tuple(name for name in placed_on if name is not None),
             log_path=self._choose_log(config.name),
@@ -120,6 +120,7 @@ class Node:
             records=self._records,
             taken=lambda: {other.port for other in self._replicas.values()},
             on_ready=lambda: self._post(ReplicaReady(order.replica)),
+            on_silent=_log.warning,
         )
         life = asyncio.create_task(self._live(replica), name=f"replica {replica.id}")
         self._lives.add(life)
@@ -130,6 +131,12 @@ class Node:
         only shorten the grace of the first; one for a replica that is gone changes nothing."""
         if replica := self._replicas.get(order.replica):
             replica.ask(order.grace_ms)
+
+    def heard(self, replica_id: ReplicaId) -> None:
+        """Bytes of an answer came from a replica: it is not silent. Cheap, and for one that is
+        gone nothing."""
+        if replica := self._replicas.get(replica_id):
+            replica.heard()
 
     def endpoint(self, replica_id: ReplicaId) -> Endpoint:
         """Where a replica answers. Raises ReplicaError (502): it is not up, or gone by now."""

@@ -14,20 +14,22 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rota.config.values import CommandEngine, LlamaCppEngine, ModelConfig, UrlEngine
+from rota.core.effects import Start
 from rota.core.events import ReplicaStopped, StopCause
-from rota.core.types import ReplicaId
+from rota.core.types import Phase
 from rota.engines.base import Endpoint, Launch
 from rota.engines.launch import Spawned, endpoint_of, launch_for
 from rota.engines.probe import Answer, probe
 from rota.node import ports, processes
 from rota.node.guards import Child, Guards
 from rota.node.records import Records
+from rota.node.silence import Listener
 
 TRIES = 3  # starts in all, when one fails through no fault of the engine's
 PROBE_TIMEOUT_S = 1.0
@@ -45,12 +47,15 @@ class Replica:
     """One start of a model, until it is gone.
 
     Args:
+        order: what it was started by.
         visible: what CUDA calls the devices it is placed on.
         log_path: where its output goes; no other live replica's.
         taken: the ports of all live replicas.
         on_ready: called once, when it answers.
+        on_silent: called once, with a sentence, when it was ready and answers no more.
 
     Attributes:
+        phase: STARTING, READY or STOPPING.
         endpoint: where it answers; None unless it is ready.
         child: its latest process; None until there is one, and for a URL.
         port: the one that process was told to bind.
@@ -59,7 +64,7 @@ class Replica:
 
     def __init__(
         self,
-        replica_id: ReplicaId,
+        order: Start,
         config: ModelConfig,
         *,
         visible: tuple[str, ...],
@@ -68,9 +73,12 @@ class Replica:
         records: Records,
         taken: Callable[[], set[int | None]],
         on_ready: Callable[[], None],
+        on_silent: Callable[[str], None],
     ) -> None:
-        self.id = replica_id
+        self.id = order.replica
+        self.order = order
         self.config = config
+        self.phase = Phase.STARTING
         self.log_path = log_path
         self.started_at = time.time()
         self.endpoint: Endpoint | None = None
@@ -81,15 +89,23 @@ class Replica:
         self._records = records
         self._taken = taken
         self._on_ready = on_ready
+        self._on_silent = on_silent
+        self._listener: Listener | None = None  # None: not ready yet, or never asked
         self._asked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._met = Answer(connected=False)  # what the latest probe met
 
     def ask(self, grace_ms: int) -> None:
         """To end. Asked again, it can only become sooner."""
         if not self._asked.done():
+            self.phase = Phase.STOPPING
             self._asked.set_result(grace_ms)
         elif self.child is not None:
             self.child.stop(grace_ms)
+
+    def heard(self) -> None:
+        """Bytes of an answer came from it."""
+        if self._listener is not None:
+            self._listener.heard()
 
     async def live(self) -> ReplicaStopped:
         """The whole life. Returns when nothing of it is left, with why it is over."""
@@ -97,39 +113,71 @@ class Replica:
             stopped = await self._story()
         except Exception as error:  # noqa: BLE001 - a Start without its end would wait for ever
             _log.exception("replica %s: a fault of rota's own", self.id)
-            await self._end(0)
-            stopped = self._stopped(StopCause.REFUSED, f"rota failed to run it: {error}")
+            stopped = await self._finish(StopCause.REFUSED, f"rota failed to run it: {error}")
         self._records.remove(self.id)
         return stopped
 
     async def _story(self) -> ReplicaStopped:
         """1. It comes up, unless it 2. cannot, or 3. takes too long. 4. It is ready until it
         5. is told to end, which may have been before, or 6. ends by itself."""
-        timeout_s = self.config.start_timeout_ms / 1000
+        overdue = asyncio.create_task(self._overdue())
         try:
-            async with asyncio.timeout(timeout_s):
-                endpoint = await _unless(self._asked, self._bring_up())  # 1
+            endpoint = await _unless([self._asked, overdue], self._bring_up())  # 1
         except _CannotStart as why:  # 2
-            await self._end(0)
-            return self._stopped(why.cause, str(why), permanent=why.permanent)
-        except TimeoutError:  # 3
-            await self._end(0)
-            detail = f"was not ready after {timeout_s:g} s: {self._how_it_answered()}"
-            return self._stopped(StopCause.NEVER_READY, detail + self._last_lines())
+            return await self._finish(why.cause, str(why), permanent=why.permanent)
+        finally:
+            overdue.cancel()
         if endpoint is not None:
             self.endpoint = endpoint
+            self.phase = Phase.READY
             self._on_ready()  # 4
-            ends: list[asyncio.Future[Any]] = [self._asked]
-            ends += [self.child.exited] if self.child else []
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            await self._serve(endpoint)
             self.endpoint = None
         if self._asked.done():  # 5
-            await self._end(self._asked.result())
-            return self._stopped(StopCause.ASKED, "")
+            return await self._finish(StopCause.ASKED, grace_ms=self._asked.result())
+        if endpoint is None:  # 3
+            detail = f"{overdue.result()}: {self._how_it_answered()}{self._last_lines()}"
+            return await self._finish(StopCause.NEVER_READY, detail)
         assert self.child is not None
         how = self.child.exited.result()  # 6
-        await self._end(0)
-        return self._stopped(StopCause.CRASHED, f"{how}{self._last_lines()}")
+        return await self._finish(StopCause.CRASHED, f"{how}{self._last_lines()}")
+
+    async def _overdue(self) -> str:
+        """Wait until its start has taken too long; returns by which bound, in words.
+
+        What an engine writes is the sign that it is at work (a download, a long load), so each
+        output gives it the whole time-out again, up to a bound that nothing extends.
+        """
+        timeout_s = self.config.start_timeout_ms / 1000
+        timeout_s_max = self.config.start_timeout_ms_max / 1000
+        begun = time.monotonic()
+        while True:
+            wrote_at = self.child.wrote_at if self.child else begun
+            due = min(max(begun, wrote_at) + timeout_s, begun + timeout_s_max)
+            if (left_s := due - time.monotonic()) <= 0:
+                break
+            await asyncio.sleep(left_s)
+        if due < begun + timeout_s_max:
+            return f"was not ready after {timeout_s:g} s without output (`start_timeout`)"
+        return f"was not ready after {timeout_s_max:g} s in all (`start_timeout_max`)"
+
+    async def _serve(self, endpoint: Endpoint) -> None:
+        """Until it is told to end, or ends by itself. Falling silent is told, and not its end:
+        that is for others to order."""
+        ends: list[asyncio.Future[Any]] = [self._asked]
+        ends += [self.child.exited] if self.child else []
+        await _unless(ends, self._listen(endpoint))
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _listen(self, endpoint: Endpoint) -> None:
+        path = self.child.launch.ready if self.child else None
+        silent_after_s = self.config.silent_after_ms / 1000
+        if path is None or not silent_after_s:
+            return
+        self._listener = Listener(endpoint, path, silent_after_s=silent_after_s)
+        self._met = await self._listener.silence()
+        detail = f"has answered nothing for {silent_after_s:g} s: {self._how_it_answered()}"
+        self._on_silent(f"{self.config.name} {detail}{self._last_lines()}")
 
     async def _bring_up(self) -> Endpoint:
         engine = self.config.engine
@@ -158,7 +206,7 @@ class Replica:
         child = await self._spawn(launch)
         endpoint = Endpoint("127.0.0.1", port)
         try:
-            await _unless(child.exited, self._answered(child, endpoint))
+            await _unless([child.exited], self._answered(child, endpoint))
         except _NotItsFault as why:
             if fixed is None:
                 raise
@@ -242,7 +290,12 @@ class Replica:
             if left:
                 _log.error("replica %s: even SIGKILL does not end %s", self.id, sorted(left))
 
-    def _stopped(self, cause: StopCause, detail: str, *, permanent: bool = False) -> ReplicaStopped:
+    async def _finish(
+        self, cause: StopCause, detail: str = "", *, grace_ms: int = 0, permanent: bool = False
+    ) -> ReplicaStopped:
+        """The end of the story. `detail` goes on from the model's name."""
+        self.phase = Phase.STOPPING
+        await self._end(grace_ms)
         detail = f"{self.config.name} {detail}" if detail else ""
         return ReplicaStopped(self.id, cause, detail, permanent)
 
@@ -278,17 +331,19 @@ class _NotItsFault(Exception):
     """A try came to nothing for a reason that another try may not meet: a port, a guard."""
 
 
-async def _unless(end: asyncio.Future[Any], work: Coroutine[Any, Any, _Result]) -> _Result | None:
-    """What `work` returns or raises; None if `end` came first, for then it is called off."""
+async def _unless(
+    ends: Sequence[asyncio.Future[Any]], work: Coroutine[Any, Any, _Result]
+) -> _Result | None:
+    """What `work` returns or raises; None if an end came first, for then it is called off."""
     task = asyncio.ensure_future(work)
     try:
-        await asyncio.wait([task, end], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([task, *ends], return_when=asyncio.FIRST_COMPLETED)
     finally:
         if not task.done():
             task.cancel()
             await asyncio.wait([task])
         _ = task.cancelled() or task.exception()  # seen: asyncio is not to complain of it
-    return None if end.done() else task.result()
+    return None if any(end.done() for end in ends) else task.result()
 
 
 def obstacle(config: ModelConfig) -> str:

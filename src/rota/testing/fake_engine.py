@@ -107,6 +107,9 @@ def _knobs() -> argparse.Namespace:
     add("--exit-s", type=float, default=0.0, help="needs so long to end when it is asked to")
     add("--crash-at", default="", metavar="{start,load,ready,token:N}")
     add("--probe-hangs", action="store_true", help="/health gets a connection and no answer")
+    add("--probe-hangs-while", type=Path, help="the same for as long as this file exists")
+    add("--hangs-while", type=Path, help="nothing is answered for as long as this file exists")
+    add("--load-line-every-s", type=float, default=0.0, help="writes while it loads")
     add("--grandchild", choices=["stays", "ignores-sigterm", "setsid"])
     add("--answer-status", type=int, default=200)
     add("--drop-after-tokens", type=int, help="reset the connection in mid-stream")
@@ -146,7 +149,11 @@ def _load(engine: Engine) -> None:
     if knobs.crash_at == "load":
         time.sleep(knobs.load_s / 2)
         _crash_if(True, "out of memory: told to crash while loading")
-    time.sleep(knobs.load_s)
+    loaded_at = time.monotonic() + knobs.load_s
+    while (left_s := loaded_at - time.monotonic()) > 0:
+        time.sleep(min(left_s, knobs.load_line_every_s or left_s))
+        if knobs.load_line_every_s:
+            _say(f"loading, {left_s:.1f} s to go")
 
 
 def _devices(knobs: argparse.Namespace) -> list[str]:
@@ -280,6 +287,7 @@ class Exchange:
 
 
 def _answer(engine: Engine, exchange: Exchange, request: Request) -> None:
+    _hang_while(engine.knobs.hangs_while, exchange)
     path = request.path
     work = WORK.get(path)
     if request.method == "POST" and work:
@@ -288,7 +296,8 @@ def _answer(engine: Engine, exchange: Exchange, request: Request) -> None:
     elif path in ("/health", "/v1/health"):
         if engine.knobs.probe_hangs:
             exchange.wait(3600)
-        elif engine.ready:
+        _hang_while(engine.knobs.probe_hangs_while, exchange)
+        if engine.ready:
             exchange.json({"status": "ok"})
         else:
             exchange.error(503, "Loading model", "unavailable_error")
@@ -299,6 +308,11 @@ def _answer(engine: Engine, exchange: Exchange, request: Request) -> None:
         exchange.json(engine.stats())
     else:
         exchange.error(404, f"no such path: {path}", "not_found_error")
+
+
+def _hang_while(path: Path | None, exchange: Exchange) -> None:
+    while path and path.exists():
+        exchange.wait(0.01)
 
 
 def _work(engine: Engine, exchange: Exchange, work: Work, body: bytes) -> None:
@@ -373,6 +387,7 @@ def _generate(
         exchange.event(head | piece(None, None) | no_usage)
     for n, word in enumerate(words):
         _crash_if(knobs.crash_at == f"token:{n}", f"told to crash at token {n}")
+        _hang_while(knobs.hangs_while, exchange)
         if knobs.drop_after_tokens == n:
             exchange.reset()
         if knobs.tokens_per_second:
