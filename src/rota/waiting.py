@@ -21,10 +21,11 @@ def waiting(state: State) -> list[Row]:
     for demand in state.demands.values():
         if demand.waiting or demand.told:
             about = _about(state, demand)
-            ranks = [entry.rank for entry in demand.waiting]
+            ranks = sorted(state.entry_rank(demand, entry) for entry in demand.waiting)
             for entry in (*demand.waiting, *demand.told):
-                ahead = bisect_left(ranks, entry.rank)
-                ranked.append((entry.rank, _row(entry, state.now_ms) | {"ahead": ahead} | about))
+                rank = state.entry_rank(demand, entry)
+                ahead = bisect_left(ranks, rank)
+                ranked.append((rank, _row(entry, state.now_ms) | {"ahead": ahead} | about))
     ranked.sort(key=lambda pair: pair[0])
     return [row for _, row in ranked]
 
@@ -47,6 +48,7 @@ def _row(entry: Entry, now_ms: int) -> Row:
         "request": entry.request,
         "caller": entry.caller,
         "wants": entry.kind.value,
+        "priority": entry.priority,
         "waited_s": _seconds(now_ms - entry.since_ms),
         "is_here": is_here,
         "back_in_s": None if is_here else _seconds(entry.back_ms - now_ms),

@@ -9,17 +9,24 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from rota.core.effects import Effect, Grant, Loaded, Refuse, Start, Stop
+from rota.core.effects import Effect, Grant, Leased, LeaseEnded, Loaded, Refuse, Start, Stop
 from rota.core.events import (
     Event,
     GrantEnded,
+    LeaseAsked,
+    LeaseReleased,
+    LeaseRenewed,
     LoadAsked,
     NodeJoined,
+    NodeLost,
     Outcome,
+    PinAsked,
     ReplicaReady,
+    ReplicaSilent,
     ReplicaStopped,
     RequestArrived,
     RequestCancelled,
+    Running,
     ShutdownAsked,
     StopCause,
     TimePassed,
@@ -27,7 +34,7 @@ from rota.core.events import (
 )
 from rota.core.invariants import EffectAudit, check
 from rota.core.scheduler import Scheduler
-from rota.core.types import Device, Model, Scaling
+from rota.core.types import Device, LeaseClaim, Model, Phase, Placement, Scaling
 
 QUEUE_BYTES_MAX = 64
 
@@ -61,7 +68,11 @@ def models(draw: st.DrawFn, name: str) -> Model:
         queue_wait_ms=draw(st.sampled_from((1_000, 600_000))),
         patience_ms=draw(st.sampled_from((0, 3_000, 300_000))),
         stop_grace_ms=10_000,
-        load_ms=draw(st.sampled_from((None, 4_000))),
+        load_ms=draw(st.sampled_from((None, 4_000, 20_000))),
+        priority=draw(st.sampled_from((0, 0, 0, 5))),
+        rejects_when_full=draw(st.sampled_from((False, False, False, True))),
+        is_pinned=draw(st.sampled_from((False,) * 7 + (True,))),
+        is_exclusive_while_busy=draw(st.sampled_from((False, False, False, True))),
     )
 
 
@@ -82,7 +93,9 @@ class Machine(RuleBasedStateMachine):
         self.joining = [NodeJoined(f"n{n}", listed) for n, listed in enumerate(devices)]
         self.waiting: list[str] = []
         self.granted: list[str] = []
-        self.asked: dict[str, RequestArrived | LoadAsked] = {}
+        self.asked: dict[str, RequestArrived | LoadAsked | LeaseAsked] = {}
+        self.leases: dict[str, str] = {}
+        self.lives: dict[str, Start] = {}
         self.told: list[tuple[str, str, int]] = []
         self.starting: list[str] = []
         self.running: list[str] = []
@@ -105,6 +118,7 @@ class Machine(RuleBasedStateMachine):
         caller = data.draw(st.sampled_from(("ann", "ben", "cleo", "")))
         waits = st.sampled_from((None, None, None, 0, 1_000, 20_000))
         activation_ms, queue_ms, hold_ms, patience_ms = (data.draw(waits) for _ in range(4))
+        priority = data.draw(st.sampled_from((None, None, None, 0, 5, -5)))
         obstacle = data.draw(st.sampled_from(("", "", "", "it has no file")))
         for _ in range(burst):
             arrival = RequestArrived(
@@ -116,9 +130,42 @@ class Machine(RuleBasedStateMachine):
                 queue_wait_ms=queue_ms,
                 hold_ms=hold_ms,
                 patience_ms=patience_ms,
+                priority=priority,
                 obstacle=obstacle,
             )
             self.feed(arrival)
+
+    @rule(
+        data=st.data(),
+        ttl_ms=st.sampled_from((1, 5_000, 10**8)),
+        load=st.booleans(),
+        wait_ms=st.sampled_from((None, 0, 5_000)),
+    )
+    def lease_asked(
+        self, data: st.DataObject, ttl_ms: int, load: bool, wait_ms: int | None
+    ) -> None:
+        model = data.draw(st.sampled_from([model.name for model in self.models]))
+        caller = data.draw(st.sampled_from(("ann", "ben")))
+        replicas = [r for r in self.running if self.lives[r].model == model]
+        replica = data.draw(st.sampled_from([None, None, "r999", *replicas]))
+        lease = self.new_id()
+        asked = LeaseAsked(lease, model, caller, ttl_ms, "", load, replica, wait_ms)
+        self.feed(asked)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), ttl_ms=st.sampled_from((1, 5_000, 10**8)))
+    def lease_renewed(self, data: st.DataObject, ttl_ms: int) -> None:
+        self.feed(LeaseRenewed(data.draw(st.sampled_from(list(self.leases))), ttl_ms))
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def lease_released(self, data: st.DataObject) -> None:
+        self.feed(LeaseReleased(data.draw(st.sampled_from(list(self.leases)))))
+
+    @rule(data=st.data(), is_pinned=st.booleans())
+    def pin_asked(self, data: st.DataObject, is_pinned: bool) -> None:
+        model = data.draw(st.sampled_from([model.name for model in self.models]))
+        self.feed(PinAsked(model, is_pinned))
 
     @precondition(lambda self: self.told)
     @rule(data=st.data(), is_late=st.booleans())
@@ -135,11 +182,19 @@ class Machine(RuleBasedStateMachine):
         self.feed(RequestCancelled(request))
 
     @precondition(lambda self: self.granted)
-    @rule(data=st.data(), outcome=st.sampled_from(Outcome), is_tool_call=st.booleans())
-    def ended_(self, data: st.DataObject, outcome: Outcome, is_tool_call: bool) -> None:
+    @rule(
+        data=st.data(),
+        outcome=st.sampled_from(Outcome),
+        is_tool_call=st.booleans(),
+        is_job=st.sampled_from((False, False, True)),
+    )
+    def ended_(
+        self, data: st.DataObject, outcome: Outcome, is_tool_call: bool, is_job: bool
+    ) -> None:
         request = data.draw(st.sampled_from(self.granted))
         self.drop(request)
-        self.feed(GrantEnded(request, outcome, is_tool_call))
+        lease = LeaseClaim(self.new_id(), 30_000) if is_job else None
+        self.feed(GrantEnded(request, outcome, is_tool_call, lease))
 
     @precondition(lambda self: self.starting)
     @rule(data=st.data())
@@ -153,7 +208,7 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def stopped(self, data: st.DataObject) -> None:
         replica = data.draw(st.sampled_from(self.stopping))
-        self.stopping.remove(replica)
+        self.forget(replica)
         self.feed(ReplicaStopped(replica, StopCause.ASKED))
 
     @precondition(lambda self: self.starting or self.running)
@@ -164,10 +219,27 @@ class Machine(RuleBasedStateMachine):
     )
     def failed(self, data: st.DataObject, cause: StopCause, permanent: bool) -> None:
         replica = data.draw(st.sampled_from(self.starting + self.running))
-        for held in (self.starting, self.running):
-            if replica in held:
-                held.remove(replica)
+        self.forget(replica)
         self.feed(ReplicaStopped(replica, cause, "it said so", permanent))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def silent(self, data: st.DataObject) -> None:
+        self.feed(ReplicaSilent(data.draw(st.sampled_from(self.running))))
+
+    @precondition(lambda self: self.scheduler.state.ledger.totals)
+    @rule(data=st.data(), do_engines_live_on=st.booleans())
+    def node_lost(self, data: st.DataObject, do_engines_live_on: bool) -> None:
+        """It is away until it joins again; its engines may outlive that."""
+        node = data.draw(st.sampled_from(list(self.scheduler.state.ledger.totals)))
+        devices = self.scheduler.state.ledger.totals[node]
+        there = [r for r, start in self.lives.items() if start.placement.node == node]
+        running = [self.running_as(replica) for replica in there]
+        for replica in there:
+            self.forget(replica)
+        self.feed(NodeLost(node))
+        listed = tuple(Device(device, mib) for device, mib in devices.items())
+        self.joining.append(NodeJoined(node, listed, tuple(running) * do_engines_live_on))
 
     @rule(data=st.data())
     def load_asked(self, data: st.DataObject) -> None:
@@ -201,8 +273,10 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data())
     def repeated(self, data: st.DataObject) -> None:
         """An arrival that is still here changes nothing when it is heard again."""
-        here = [*self.waiting, *self.scheduler.state.granted]
-        self.unchanged_by(self.asked[data.draw(st.sampled_from(here))])
+        here = [*self.waiting, *self.scheduler.state.granted, *self.leases]
+        known = [request for request in here if request in self.asked]
+        if known:
+            self.unchanged_by(self.asked[data.draw(st.sampled_from(known))])
 
     # ── and the means ────────────────────────────────────────────────────────────────────
 
@@ -224,12 +298,18 @@ class Machine(RuleBasedStateMachine):
         self.feed(TimePassed())
 
     def feed(self, event: Event) -> None:
+        if isinstance(event, NodeJoined):
+            for found in event.running:
+                self.lives[found.replica] = Start(found.replica, found.model, found.placement, "")
+                held = {Phase.STARTING: self.starting, Phase.READY: self.running}
+                held.get(found.phase, self.stopping).append(found.replica)
+                self.granted += found.grants
         effects = self.scheduler.step(event, self.now_ms)
         assert repr(effects) == repr(self.twin.step(event, self.now_ms))
-        if isinstance(event, RequestArrived | LoadAsked):
+        if isinstance(event, RequestArrived | LoadAsked | LeaseAsked):
             self.asked[event.request] = event
             self.waiting.append(event.request)
-        if isinstance(event, GrantEnded | RequestCancelled | ReplicaStopped):
+        if isinstance(event, GrantEnded | RequestCancelled | ReplicaStopped | LeaseReleased):
             self.ended.append(event)
         for effect in effects:
             self.obey(effect)
@@ -245,12 +325,19 @@ class Machine(RuleBasedStateMachine):
             case Refuse(request=request, refusal=refusal):
                 self.waiting.remove(request)
                 asked = self.asked[request]
-                if refusal.retry_after_ms is not None and isinstance(asked, RequestArrived):
+                if refusal.retry_after_ms is not None and not isinstance(asked, LoadAsked):
                     back_ms = self.now_ms + refusal.retry_after_ms
                     self.told.append((asked.caller, asked.model, back_ms))
             case Loaded(request=request):
                 self.waiting.remove(request)
+            case Leased(lease=lease, replica=replica):
+                if lease in self.waiting:
+                    self.waiting.remove(lease)
+                self.leases[lease] = replica
+            case LeaseEnded(lease=lease):
+                del self.leases[lease]
             case Start(replica=replica):
+                self.lives[replica] = effect
                 self.starting.append(replica)
             case Stop(replica=replica):
                 for held in (self.starting, self.running):
@@ -259,6 +346,26 @@ class Machine(RuleBasedStateMachine):
                 self.stopping.append(replica)
             case _:
                 pass
+
+    def running_as(self, replica: str) -> Running:
+        """As its node would report it."""
+        phase = Phase.STARTING if replica in self.starting else Phase.READY
+        phase = Phase.STOPPING if replica in self.stopping else phase
+        placement: Placement = self.lives[replica].placement
+        known = self.scheduler.state.replicas[replica]
+        grants = () if phase is Phase.STARTING else tuple(sorted(known.grants))
+        return Running(replica, self.lives[replica].model, placement, phase, grants)
+
+    def forget(self, replica: str) -> None:
+        """It is gone, and so is what ran on it, whether that is heard of or not."""
+        for held in (self.starting, self.running, self.stopping):
+            if replica in held:
+                held.remove(replica)
+        for request in self.scheduler.state.replicas[replica].grants:
+            if request in self.granted:
+                self.granted.remove(request)
+                self.ended.append(GrantEnded(request, Outcome.FAILED))
+        del self.lives[replica]
 
     def drop(self, request: str) -> None:
         for held in (self.waiting, self.granted):

@@ -66,7 +66,7 @@ def test_time_alone_changes_nothing_before_it_is_due(seed: int) -> None:
 
 def _without_effects(scheduler: Scheduler) -> Rows:
     other = thaw(freeze(scheduler))
-    other._effects = []
+    other.orders.effects = []
     return freeze(other)
 
 

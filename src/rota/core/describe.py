@@ -8,13 +8,29 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from rota.core.effects import Effect, Grant, Loaded, Refuse, Start, Stop, Tell
+from rota.core.effects import (
+    Effect,
+    Grant,
+    Leased,
+    LeaseEnded,
+    Loaded,
+    Refuse,
+    Start,
+    Stop,
+    Tell,
+)
 from rota.core.events import (
     Event,
     GrantEnded,
+    LeaseAsked,
+    LeaseReleased,
+    LeaseRenewed,
     LoadAsked,
     NodeJoined,
+    NodeLost,
+    PinAsked,
     ReplicaReady,
+    ReplicaSilent,
     ReplicaStopped,
     RequestArrived,
     RequestCancelled,
@@ -29,30 +45,55 @@ from rota.core.words import eta_ms
 
 def describe(fact: Event | Effect) -> str:
     """One line for an event or an effect."""
-    match fact:
+    return _effect(fact) if isinstance(fact, Effect) else _event(fact)
+
+
+def _event(event: Event) -> str:
+    match event:
         case RequestArrived(request=request, model=model, caller=caller):
-            asks = (("hold", fact.hold_ms), ("patience", fact.patience_ms))
-            own = "".join(f", {name} {ms} ms" for name, ms in asks if ms is not None)
+            own = "" if event.hold_ms is None else f", hold {event.hold_ms} ms"
+            own += "" if event.patience_ms is None else f", patience {event.patience_ms} ms"
+            own += "" if event.priority is None else f", priority {event.priority}"
             return f"{request} arrived for {model} from {caller}{own}"
         case RequestCancelled(request=request):
             return f"{request} was cancelled"
         case GrantEnded(request=request, outcome=outcome, is_tool_call=is_tool_call):
-            return f"{request} ended {outcome.value}" + (" in a tool call" if is_tool_call else "")
+            goes_on = f" and goes on as {event.lease.lease}" if event.lease is not None else ""
+            return f"{request} ended {outcome.value}{' in a tool call' * is_tool_call}{goes_on}"
+        case LeaseAsked(lease=lease, model=model, caller=caller, ttl_ms=ttl_ms):
+            return f"{caller} asked for {lease} on {event.replica or model}, {ttl_ms} ms"
+        case LeaseRenewed(lease=lease, ttl_ms=ttl_ms):
+            return f"{lease} was renewed for {ttl_ms} ms"
+        case LeaseReleased(lease=lease):
+            return f"{lease} was released"
         case ReplicaReady(replica=replica):
             return f"{replica} is ready"
         case ReplicaStopped(replica=replica, cause=cause, detail=detail):
             return f"{replica} is gone ({cause.value})" + (f": {detail}" if detail else "")
-        case NodeJoined(node=node, devices=devices):
+        case ReplicaSilent(replica=replica, detail=detail):
+            return f"{replica} answers nothing" + (f": {detail}" if detail else "")
+        case NodeJoined(node=node, devices=devices, running=running):
             listed = ", ".join(f"{device.id} {device.memory_mib} MiB" for device in devices)
-            return f"node {node} joined with {listed or 'no device'}"
+            runs = ", ".join(f"{r.replica} of {r.model} {r.phase.value}" for r in running)
+            return f"node {node} joined with {listed or 'no device'}" + (runs and f"; {runs}")
+        case NodeLost(node=node):
+            return f"node {node} was lost"
         case LoadAsked(request=request, model=model):
             return f"{request} asked to load {model}"
+        case PinAsked(model=model, is_pinned=is_pinned):
+            return f"{model} was {'pinned' if is_pinned else 'unpinned'}"
         case UnloadAsked(model=model, grace_ms=grace_ms):
             return f"unload of {model or 'all models'} asked, grace {grace_ms} ms"
         case ShutdownAsked(grace_ms=grace_ms):
             return f"shutdown asked, grace {grace_ms} ms"
         case TimePassed():
             return "time passed"
+        case _:
+            assert_never(event)
+
+
+def _effect(effect: Effect) -> str:
+    match effect:
         case Grant(request=request, replica=replica, waited_ms=waited_ms, why=why):
             return f"grant {request} on {replica} after {waited_ms} ms" + _because(why)
         case Refuse(request=request, refusal=refusal):
@@ -61,6 +102,10 @@ def describe(fact: Event | Effect) -> str:
             return f"refuse {request}: {refusal.code.value}{back}; {refusal.message}"
         case Loaded(request=request, replica=replica):
             return f"tell {request} that {replica} is loaded"
+        case Leased(lease=lease, model=model, replica=replica, waited_ms=waited_ms):
+            return f"lease {replica} of {model} to {lease} after {waited_ms} ms"
+        case LeaseEnded(lease=lease, model=model, replica=replica, why=why):
+            return f"end {lease} on {replica} of {model}: {why}"
         case Tell(model=model, text=text):
             return f"tell the waiting of {model}: {text}"
         case Start(replica=replica, model=model, placement=placement, why=why):
@@ -68,7 +113,7 @@ def describe(fact: Event | Effect) -> str:
         case Stop(replica=replica, model=model, why=why):
             return f"stop {replica} of {model}" + _because(why)
         case _:
-            assert_never(fact)
+            assert_never(effect)
 
 
 def snapshot(state: State) -> dict[str, object]:
@@ -131,6 +176,9 @@ def _model(state: State, demand: Demand) -> dict[str, object]:
         "last_failure": demand.failure.detail if demand.failure is not None else None,
         "load_s": _seconds(demand.load_ms),
         "loads": demand.loads,
+        "pinned": demand.is_pinned,
+        "priority": demand.model.priority,
+        "held_s": max(0, demand.held_until_ms - state.now_ms) / 1_000,
         "replicas": [_replica(state, replica) for replica in demand.replicas.values()],
     }
 
@@ -144,6 +192,8 @@ def _replica(state: State, replica: Replica) -> dict[str, object]:
         "devices": list(replica.placement.devices),
         "memory_mib": list(replica.placement.memory_mib),
         "in_flight": len(replica.grants),
+        "leases": len(replica.leases),
+        "closed": replica.closed_for is not None,
         "idle_s": (state.now_ms - replica.last_use_ms) / 1_000 if replica.is_idle else None,
         "why": replica.stop_why or replica.why,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from rota.core.types import ModelName, Placement, ReplicaId, RequestId
+from rota.core.types import LeaseId, ModelName, Placement, ReplicaId, RequestId
 
 
 class RefusalCode(Enum):
@@ -21,6 +21,7 @@ class RefusalCode(Enum):
     MODEL_WAITING = "model_waiting"
     NO_ROOM = "no_room"
     NO_ENDPOINT = "no_endpoint"
+    NOT_LOADED = "not_loaded"
     MODEL_UNLOADED = "model_unloaded"
     SHUTTING_DOWN = "shutting_down"
 
@@ -76,6 +77,28 @@ class Loaded:
     replica: ReplicaId
 
 
+@dataclass(frozen=True, slots=True)
+class Leased:
+    """A replica is claimed until `LeaseEnded`: the answer to `LeaseAsked`, or to a grant that
+    ended in a job."""
+
+    lease: LeaseId
+    model: ModelName
+    replica: ReplicaId
+    until_ms: int
+    waited_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnded:
+    """A lease is over, and why. It ends once."""
+
+    lease: LeaseId
+    model: ModelName
+    replica: ReplicaId
+    why: str
+
+
 class WaitKind(Enum):
     """What a demand waits for."""
 
@@ -124,4 +147,4 @@ class Stop:
     why: str
 
 
-Effect = Grant | Refuse | Loaded | Tell | Start | Stop
+Effect = Grant | Refuse | Loaded | Leased | LeaseEnded | Tell | Start | Stop

@@ -9,7 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from rota.core.types import Device, ModelName, NodeId, ReplicaId, RequestId
+from rota.core.types import (
+    Device,
+    LeaseClaim,
+    LeaseId,
+    ModelName,
+    NodeId,
+    Phase,
+    Placement,
+    ReplicaId,
+    RequestId,
+)
 
 
 class Outcome(Enum):
@@ -28,6 +38,7 @@ class StopCause(Enum):
     CRASHED = "crashed"  # the process ended by itself
     NEVER_READY = "never ready"  # start_timeout passed
     REFUSED = "refused"  # it could not even be started
+    SILENT = "silent"  # it runs and answers nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +56,7 @@ class RequestArrived:
         hold_ms: how long the model is to be kept for this caller's next request; 0 = not at
             all, and what it asked for before is off; None = the model's default.
         patience_ms: how long this caller honours the holds of others; None = the default.
+        priority: goes before lower ones; None = the model's.
         obstacle: what would make any start of the model fail, in words (no such file); seen
             before anyone is evicted for it. Empty = nothing known.
     """
@@ -57,12 +69,16 @@ class RequestArrived:
     queue_wait_ms: int | None = None
     hold_ms: int | None = None
     patience_ms: int | None = None
+    priority: int | None = None
     obstacle: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestCancelled:
-    """The client went away before it was answered or granted, or before it took its grant."""
+    """The client went away before it was answered or granted, or before it took its grant.
+
+    The same for one that waits for a lease.
+    """
 
     request: RequestId
 
@@ -73,11 +89,62 @@ class GrantEnded:
 
     Args:
         is_tool_call: whether it ended in a call of a tool, whose result will come back.
+        lease: what goes on behind the answer (a job): the replica is leased in the same step, so
+            there is no instant at which nobody seems to use it.
     """
 
     request: RequestId
     outcome: Outcome
     is_tool_call: bool = False
+    lease: LeaseClaim | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseAsked:
+    """Someone claims that a replica of a model is in use though no request runs on it.
+
+    Answered with `Leased` or `Refuse` under the lease's id.
+
+    Args:
+        lease: its id, which is no request's.
+        caller: who asks; see `RequestArrived`.
+        ttl_ms: how long it lasts if it is not renewed.
+        reason: what for, for people.
+        load: bring the model up if it is not, and wait for that; else it is refused.
+        replica: the one it must be; None = any of the model.
+        activation_wait_ms, priority, obstacle: see `RequestArrived`.
+    """
+
+    lease: LeaseId
+    model: ModelName
+    caller: str
+    ttl_ms: int
+    reason: str = ""
+    load: bool = False
+    replica: ReplicaId | None = None
+    activation_wait_ms: int | None = None
+    priority: int | None = None
+    obstacle: str = ""
+
+    @property
+    def request(self) -> RequestId:
+        """The id it is answered under."""
+        return self.lease
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRenewed:
+    """A lease is to last this long from now, within what leases may last."""
+
+    lease: LeaseId
+    ttl_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseReleased:
+    """A lease is over. Releasing twice changes nothing."""
+
+    lease: LeaseId
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +170,45 @@ class ReplicaStopped:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaSilent:
+    """A ready replica's process runs and has answered nothing for too long."""
+
+    replica: ReplicaId
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A replica that a node reports when it joins.
+
+    Args:
+        phase: STARTING, READY or STOPPING.
+        grants: the requests that run on it.
+        leases: the claims on it, with what is left of their time.
+    """
+
+    replica: ReplicaId
+    model: ModelName
+    placement: Placement
+    phase: Phase
+    grants: tuple[RequestId, ...] = ()
+    leases: tuple[LeaseClaim, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class NodeJoined:
-    """A machine and what may be placed on it."""
+    """A machine, what may be placed on it, and what runs there."""
 
     node: NodeId
     devices: tuple[Device, ...]
+    running: tuple[Running, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A machine cannot be reached any more: what ran there serves nobody."""
+
+    node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +222,14 @@ class LoadAsked:
     request: RequestId
     model: ModelName
     obstacle: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PinAsked:
+    """From now on a model's replicas are never made to leave, or may be again."""
+
+    model: ModelName
+    is_pinned: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +257,16 @@ Event = (
     RequestArrived
     | RequestCancelled
     | GrantEnded
+    | LeaseAsked
+    | LeaseRenewed
+    | LeaseReleased
     | ReplicaReady
     | ReplicaStopped
+    | ReplicaSilent
     | NodeJoined
+    | NodeLost
     | LoadAsked
+    | PinAsked
     | UnloadAsked
     | ShutdownAsked
     | TimePassed

@@ -17,24 +17,40 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from rota.core import room
-from rota.core.effects import Effect, Grant, Loaded, RefusalCode, Refuse, Start, Stop, Tell
+from rota.core.effects import (
+    Effect,
+    Grant,
+    Leased,
+    LeaseEnded,
+    Loaded,
+    RefusalCode,
+    Refuse,
+    Start,
+    Stop,
+    Tell,
+)
 from rota.core.events import (
     Event,
     GrantEnded,
+    LeaseAsked,
     LoadAsked,
     NodeJoined,
+    NodeLost,
     Outcome,
+    PinAsked,
     ReplicaReady,
+    ReplicaSilent,
     ReplicaStopped,
     RequestArrived,
     RequestCancelled,
+    Running,
     ShutdownAsked,
     UnloadAsked,
 )
 from rota.core.ledger import DeviceKey
 from rota.core.scheduler import OWED_MS, Scheduler
-from rota.core.state import Demand, Entry, EntryKind, Presence, Rank, State
-from rota.core.types import Model, ModelName, Phase, Placement, ReplicaId, RequestId
+from rota.core.state import Demand, Entry, EntryKind, Presence, Rank, Replica, State
+from rota.core.types import LeaseId, Model, ModelName, Phase, Placement, ReplicaId, RequestId
 from rota.core.words import RETRY_MS_MAX, RETRY_MS_MIN
 
 
@@ -51,9 +67,10 @@ def check(scheduler: Scheduler) -> None:
         _scaling_is_kept(state, demand)
         _grants_fit(demand)
         _entries_are_in_order(state, demand)
-        _served_as_far_as_slots_go(demand)
+        _served_as_far_as_slots_go(state, demand)
         _wanting_is_known(state, demand)
     _requests_are_in_one_place(state)
+    _indexes_are_true(state)
     assert state.queue_bytes <= scheduler.queue_bytes_max, state.queue_bytes
     _room_is_used(state)
     _barriers_have_a_reason(state)
@@ -103,40 +120,39 @@ def _each_replica_has_its_place(state: State) -> None:
 
 
 def _scaling_is_kept(state: State, demand: Demand) -> None:
-    """[10] Off is off, never more than `max`, and a missing `min` is a demand."""
+    """[10] Off is off, never more than `max` (what a node that is back has beyond that leaves),
+    and a missing `min` is a demand."""
     scaling = demand.model.scaling
-    assert len(demand.replicas) <= scaling.max, (demand.model.name, demand.replicas)
+    assert sum(1 for _ in demand.live()) <= scaling.max, (demand.model.name, demand.replicas)
     if demand.is_held_down or state.is_shutting_down or not state.ledger.totals:
         return
     is_short = sum(1 for _ in demand.live()) < scaling.min
-    assert is_short == (demand.missing_since_ms is not None), (demand.model.name, is_short)
+    assert is_short == (demand.missing is not None), (demand.model.name, is_short)
 
 
 def _grants_fit(demand: Demand) -> None:
     """[3] As many as there are slots, and none before ready."""
     for replica in demand.replicas.values():
         assert len(replica.grants) <= demand.model.slots, replica
-        assert replica.phase is not Phase.STARTING or not replica.grants, replica
-        if replica.phase is Phase.DRAINING:
-            assert replica.grants, replica
+        assert replica.phase is not Phase.STARTING or not replica.is_busy, replica
+        assert replica.phase is not Phase.DRAINING or replica.is_busy, replica
 
 
 def _entries_are_in_order(state: State, demand: Demand) -> None:
     """[8] By rank, each where its presence says, none past its time."""
     model, now_ms = demand.model, state.now_ms
     for presence in Presence:
-        entries = {
-            Presence.WAITING: demand.waiting,
-            Presence.TOLD: demand.told,
-            Presence.LEFT: demand.left,
-        }[presence]
-        ranks = [entry.rank for entry in entries]
-        assert ranks == sorted(ranks), (model.name, presence, ranks)
+        line = demand.line(presence)
+        entries = list(line)
+        order = [(-entry.priority, *entry.place) for entry in entries]
+        assert order == sorted(order), (model.name, presence, order)
+        assert all(line.lanes.values()), (model.name, presence, "an empty lane")
+        assert len(line) == len(entries), (model.name, presence, len(line), len(entries))
         assert all(entry.presence is presence for entry in entries), (model.name, entries)
         requests = [entry for entry in entries if entry.kind is EntryKind.REQUEST]
         assert len(requests) <= model.queue_max, (model.name, presence, len(requests))
         if presence is not Presence.WAITING:
-            assert len(requests) == len(entries), (model.name, "an absent load", entries)
+            assert all(e.starts and e.kind is not EntryKind.LOAD for e in entries), entries
             assert all(entry.forget_ms > now_ms for entry in entries), (model.name, entries)
     for entry in (*demand.waiting, *demand.told, *demand.left):
         if entry.is_owed:
@@ -145,23 +161,32 @@ def _entries_are_in_order(state: State, demand: Demand) -> None:
             assert entry.back_ms + OWED_MS > now_ms, entry
 
 
-def _served_as_far_as_slots_go(demand: Demand) -> None:
-    """[5] No slot is free for the first in line, and no load is asked for that is there."""
-    if demand.waiting:
-        head = demand.waiting[0]
-        able = [r for r in demand.replicas.values() if r.has_slot and r.takes(head.rank)]
-        assert not able, (demand.model.name, head, able)
-    if demand.is_served:
-        assert all(e.kind is EntryKind.REQUEST for e in demand.waiting), demand.waiting
+def _served_as_far_as_slots_go(state: State, demand: Demand) -> None:
+    """[5] No slot is free for anyone, and nobody waits for a load or a lease that can be had."""
+    for entry in demand.waiting:
+        rank = state.entry_rank(demand, entry)
+        open_to = [replica for replica in demand.ready() if replica.takes(rank)]
+        match entry.kind:
+            case EntryKind.REQUEST:
+                able = [replica for replica in open_to if replica.has_slot]
+            case EntryKind.LOAD:
+                able = list(demand.ready())
+            case EntryKind.LEASE:
+                able = [r for r in open_to if entry.on_replica in (None, r.id)]
+                assert entry.starts or demand.is_served, (demand.model.name, entry)
+            case _:
+                assert_never(entry.kind)
+        assert not able, (demand.model.name, entry, able)
 
 
 def _wanting_is_known(state: State, demand: Demand) -> None:
     wants = demand.replicas_wanted() > 0 and not demand.is_cooling(state.now_ms)
     name = demand.model.name
-    assert state.wanting.get(name) == (demand.head() if wants else None), (name, wants, demand)
+    rank = state.rank(demand) if wants else None
+    assert state.wanting.get(name) == rank, (name, wants, rank, demand)
     assert wants or demand.promise is None, (name, demand.promise)
-    loads = sum(1 for entry in demand.waiting if entry.kind is EntryKind.LOAD)
-    assert demand.load_asks == loads, (name, demand.load_asks, loads)
+    slotless = sum(1 for entry in demand.waiting if entry.kind is not EntryKind.REQUEST)
+    assert demand.slotless == slotless, (name, demand.slotless, slotless)
 
 
 def _requests_are_in_one_place(state: State) -> None:
@@ -176,6 +201,25 @@ def _requests_are_in_one_place(state: State) -> None:
     assert held == state.queue_bytes, (held, state.queue_bytes)
 
 
+def _indexes_are_true(state: State) -> None:
+    """What is kept for speed says what a look at everything says."""
+    replicas = state.replicas.values()
+    loose = {r.id for r in replicas if r.is_idle or r.phase is Phase.STARTING}
+    loose -= {r.id for r in replicas if not r.placement.devices}
+    assert set(state.loose) == loose, (set(state.loose), loose)
+    exclusive = {r.id for r in replicas if r.model.is_exclusive_while_busy}
+    assert set(state.exclusive) == exclusive, (set(state.exclusive), exclusive)
+    closed = {r.id for r in replicas if r.closed_for is not None}
+    assert state.closed == closed, (state.closed, closed)
+    leases = {lease.id: lease for r in replicas for lease in r.leases.values()}
+    assert leases == state.leases, (leases, state.leases)
+    for lease in leases.values():
+        assert state.now_ms < lease.until_ms <= lease.last_ms, lease
+        assert lease.id in state.replicas[lease.replica].leases, lease
+    held = {n for n, d in state.demands.items() if d.held_until_ms > state.now_ms}
+    assert set(state.held) == held, (set(state.held), held)
+
+
 def _room_is_used(state: State) -> None:
     """[5, 9] In order of rank: nobody waits for memory that is free, nor for somebody who
     could leave; and nobody waits where no end of anything would help."""
@@ -183,21 +227,21 @@ def _room_is_used(state: State) -> None:
         return
     claims: Counter[DeviceKey] = Counter()
     spoken_for: set[ReplicaId] = set()
+    unquiet = room.unquiet(state)
     for rank, demand in state.queue():
         model, name = demand.model, demand.model.name
-        place = room.free_place(state, model, claims)
+        place = room.free_place(state, model, claims, unquiet)
         assert place is None, (name, "waits for memory that is free", place)
         goers = room.goers(state)
-        assert room.best_plan(state, model, {}, goers) is not None, (name, "waits for ever")
+        is_hopeless = room.best_plan(state, model, {}, goers) is None
+        assert not is_hopeless or state.lost, (name, "waits for ever")
         promise = demand.promise
         if promise is None or promise.is_barrier:
             rest = [r for r in goers if r.id not in spoken_for]
-            until_ms = demand.honours_holds_until_ms()
-            honours = until_ms is not None and state.now_ms < until_ms
-            idle = [r for r in rest if room.may_go(state, r, rank, honours_holds=honours)]
-            plan = room.best_plan(state, model, claims, idle)
+            idle = [r for r in rest if room.may_go(state, r, demand, rank)]
+            plan = room.best_plan(state, model, claims, idle, unquiet)
             assert plan is None, (name, "waits for those who could leave", plan)
-            if promise is None and _is_past_patience(state, demand):
+            if promise is None and state.rules.barriers and _is_past_patience(state, demand):
                 plan = room.best_plan(state, model, claims, rest)
                 assert plan is None, (name, "has no promise past its patience", plan)
         if promise is not None:
@@ -208,20 +252,37 @@ def _room_is_used(state: State) -> None:
 
 
 def _barriers_have_a_reason(state: State) -> None:
-    """[4, 5] Closed for the first demand past its patience that counts on it, or open."""
+    """[4, 5] Closed for the first demand whose promise closes it, or open."""
     closed_for: dict[ReplicaId, Rank] = {}
     for rank, demand in state.queue():
-        if demand.promise is None:
+        promise, barrier = demand.promise, demand.barrier
+        if promise is None:
+            assert barrier.closed_ms is None, (demand.model.name, barrier)
             continue
-        if demand.promise.is_barrier:
-            assert _is_past_patience(state, demand), (demand.model.name, rank, demand.promise)
-        for replica_id in demand.promise.leaving:
+        if promise.is_barrier:
+            assert _is_past_patience(state, demand), (demand.model.name, rank, promise)
+            members = [state.replicas[r] for r in promise.closes if r in state.replicas]
+            is_any_kept = any(_is_kept(state, replica) for replica in members)
+            is_closed = barrier.closed_ms is not None
+            if is_closed:
+                assert not is_any_kept, (demand.model.name, members)
+                assert state.now_ms < barrier.opens_ms or not state.rules.reopening, barrier
+            elif not is_any_kept:
+                assert state.now_ms < barrier.open_until_ms, (demand.model.name, barrier)
+            if not is_closed:
+                continue
+        for replica_id in promise.closes:
             closed_for.setdefault(replica_id, rank)
     for replica in state.replicas.values():
-        is_due = replica.phase is Phase.READY and not state.demand_of(replica).is_owed
-        is_due = is_due and replica.resident_until_ms <= state.now_ms
-        expected = closed_for.get(replica.id) if is_due else None
+        expected = closed_for.get(replica.id) if replica.phase is Phase.READY else None
         assert replica.closed_for == expected, (replica, expected)
+
+
+def _is_kept(state: State, replica: Replica) -> bool:
+    """Whether it has yet to come up, is owed, or has not paid for its load."""
+    if replica.phase is not Phase.READY:
+        return replica.phase is Phase.STARTING
+    return state.now_ms < replica.resident_until_ms or state.demand_of(replica).is_owed
 
 
 def _nothing_is_slept_through(state: State, wake_ms: int | None) -> None:
@@ -236,8 +297,8 @@ def _nothing_is_slept_through(state: State, wake_ms: int | None) -> None:
 def _dues(state: State) -> Iterable[tuple[str, int]]:
     for name, demand in state.demands.items():
         for entry in demand.waiting:
-            if entry.kind is EntryKind.REQUEST:
-                yield f"{entry.request} waits for {name}", _latest_answer_ms(demand, entry)
+            if entry.kind is not EntryKind.LOAD:
+                yield f"{entry.request} waits for {name}", _latest_answer_ms(state, demand, entry)
         for entry in (*demand.told, *demand.left):
             yield f"{entry.request} is forgotten by {name}", entry.forget_ms
             if entry.is_owed:
@@ -246,16 +307,24 @@ def _dues(state: State) -> Iterable[tuple[str, int]]:
             yield from _patience_and_holds(state, demand)
         if demand.replicas_wanted() and demand.is_cooling(state.now_ms):
             yield f"{name} is tried again", demand.cooldown_until_ms
+        if demand.promise is not None and demand.promise.is_barrier:
+            is_closed = demand.barrier.closed_ms is not None and state.rules.reopening
+            if is_closed:
+                yield f"the barrier of {name} opens", demand.barrier.opens_ms
+            elif demand.barrier.open_until_ms:
+                yield f"the barrier of {name} closes again", demand.barrier.open_until_ms
         yield from _ends(demand)
+    for lease in state.leases.values():
+        yield f"{lease.id} expires", lease.until_ms
 
 
 def _is_past_patience(state: State, demand: Demand) -> bool:
     """Stated patience may be longer than the default, but does not shorten it here."""
     ends_ms = demand.patience_ends_ms()
-    head = demand.head()
+    place = demand.place()
     assert ends_ms is not None, demand.model.name
-    assert head is not None, demand.model.name
-    assert ends_ms >= head[0] + demand.model.patience_ms, demand.model.name
+    assert place is not None, demand.model.name
+    assert ends_ms >= place[0] + demand.model.patience_ms, demand.model.name
     return ends_ms <= state.now_ms
 
 
@@ -269,8 +338,9 @@ def _patience_and_holds(state: State, demand: Demand) -> Iterable[tuple[str, int
     return [(what, due_ms) for what, due_ms in dues if due_ms > state.now_ms]
 
 
-def _latest_answer_ms(demand: Demand, entry: Entry) -> int:
-    if any(replica.takes(entry.rank) for replica in demand.ready()):
+def _latest_answer_ms(state: State, demand: Demand, entry: Entry) -> int:
+    rank = state.entry_rank(demand, entry)
+    if any(replica.takes(rank) for replica in demand.ready()):
         return entry.arrived_ms + entry.queue_wait_ms
     cold_ms = max(entry.arrived_ms, demand.cold_since_ms)
     last_ms = entry.arrived_ms + max(entry.queue_wait_ms, entry.activation_wait_ms)
@@ -284,6 +354,7 @@ def _ends(demand: Demand) -> Iterable[tuple[str, int]]:
         if replica.phase is Phase.DRAINING and replica.stop_by_ms is not None:
             yield f"{replica.id} drains", replica.stop_by_ms
         is_unwanted = replica.is_idle and not demand.waiting and not demand.told
+        is_unwanted = is_unwanted and not demand.is_pinned
         if is_unwanted and is_spare and scaling.idle_timeout_ms:
             idle_ms = replica.last_use_ms + scaling.idle_timeout_ms
             yield f"{replica.id} is idle", max(idle_ms, demand.held_until_ms)
@@ -300,9 +371,9 @@ class _Life:
     start: Start
     is_ready: bool = False
     is_stopping: bool = False
-    is_unreachable: bool = False
+    is_useless: bool = False  # it cannot be reached, or answers nothing
     ready_ms: int = 0
-    grants: set[RequestId] = field(default_factory=set)
+    grants: set[RequestId] = field(default_factory=set)  # and leases
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +419,9 @@ class EffectAudit:
         self.asked: dict[RequestId, tuple[ModelName, str]] = {}
         self.answered: set[RequestId] = set()
         self.told: dict[ModelName, list[_Told]] = {name: [] for name in self.models}
-        self.taken_down: set[ModelName] = set()
+        self.taken_down: set[ReplicaId] = set()
+        self.pinned = {model.name for model in self.models.values() if model.is_pinned}
+        self.leases: dict[LeaseId, ReplicaId] = {}
 
     def watch(self, event: Event, effects: Iterable[Effect], now_ms: int) -> None:
         """Take in one step; an event about something unknown must have had no effect on it."""
@@ -359,6 +432,12 @@ class EffectAudit:
                     self._granted(effect)
                 case Refuse():
                     self._refused(effect, now_ms)
+                case Leased():
+                    self._leased(effect)
+                case LeaseEnded(lease=lease, replica=replica):
+                    assert self.leases.pop(lease) == replica, effect
+                    if replica in self.lives:
+                        self.lives[replica].grants.discard(lease)
                 case Loaded(request=request, replica=replica):
                     self._answer(request)
                     assert self.lives[replica].is_ready, effect
@@ -377,6 +456,20 @@ class EffectAudit:
             case NodeJoined(node=node, devices=devices):
                 self.totals |= {(node, device.id): device.memory_mib for device in devices}
                 self.told = {name: [] for name in self.told}  # it may show that nothing will fit
+                for running in event.running:
+                    self._adopt(running, now_ms)
+            case NodeLost(node=node):
+                for replica, life in list(self.lives.items()):
+                    if life.start.placement.node == node:
+                        self._gone(replica)
+                self.told = {name: [] for name in self.told}
+            case PinAsked(model=model, is_pinned=is_pinned):
+                self.pinned.discard(model)
+                self.pinned |= {model} if is_pinned else set()
+            case LeaseAsked(lease=lease, model=model, caller=caller):
+                self.asked.setdefault(lease, (model, caller))
+                if model in self.told:  # it may take the place of one who was told
+                    self.told[model] = [t for t in self.told[model] if t.caller != caller]
             case RequestArrived(request=request, model=model, caller=caller):
                 self.asked.setdefault(request, (model, caller))
                 if model in self.told:
@@ -386,7 +479,7 @@ class EffectAudit:
             case RequestCancelled(request=request) | GrantEnded(request=request):
                 is_lost = isinstance(event, GrantEnded) and event.outcome is Outcome.UNREACHABLE
                 for life in self.lives.values():
-                    life.is_unreachable |= is_lost and request in life.grants
+                    life.is_useless |= is_lost and request in life.grants
                     life.grants.discard(request)
                 if isinstance(event, RequestCancelled) and request in self.asked:
                     self.answered.add(request)
@@ -394,18 +487,49 @@ class EffectAudit:
                 life = self.lives[replica]
                 if not life.is_ready:
                     life.is_ready, life.ready_ms = True, now_ms
+            case ReplicaSilent(replica=replica) if replica in self.lives:
+                self.lives[replica].is_useless = self.lives[replica].is_ready
             case ReplicaStopped(replica=replica) if replica in self.lives:
-                life = self.lives.pop(replica)
-                self.gone.add(replica)
-                self.taken.subtract(dict(_shares(life.start.placement)))
-                if not life.is_ready:  # a load that failed may end its demand without a word
-                    self.told[life.start.model] = []
+                if not self.lives[replica].is_ready:
+                    # A load that failed may end its demand without a word.
+                    self.told[self.lives[replica].start.model] = []
+                self._gone(replica)
             case UnloadAsked(model=model):
                 self._take_down(self.models if model is None else {model})
             case ShutdownAsked():
                 self._take_down(self.models)
             case _:
                 pass
+
+    def _gone(self, replica: ReplicaId) -> None:
+        life = self.lives.pop(replica)
+        self.gone.add(replica)
+        self.taken.subtract(dict(_shares(life.start.placement)))
+
+    def _adopt(self, running: Running, now_ms: int) -> None:
+        if running.replica in self.lives or running.model not in self.models:
+            return
+        life = _Life(Start(running.replica, running.model, running.placement, "adopted"))
+        life.is_ready = running.phase is Phase.READY
+        life.is_stopping = running.phase is Phase.STOPPING
+        life.ready_ms = now_ms
+        life.grants = set(running.grants)
+        self.lives[running.replica] = life
+        self.taken.update(dict(_shares(running.placement)))
+        siblings = [x for x in self.lives.values() if x.start.model == running.model]
+        if len(siblings) > self.models[running.model].scaling.max:
+            self.taken_down.add(running.replica)
+
+    def _leased(self, leased: Leased) -> None:
+        """[3] On one that serves; an answer if it was asked for, else a grant went on as this."""
+        if leased.lease in self.asked:
+            self._answer(leased.lease)
+        life = self.lives[leased.replica]
+        assert life.is_ready, (leased, life)
+        assert not life.is_stopping, (leased, life)
+        assert leased.lease not in self.leases, leased
+        self.leases[leased.lease] = leased.replica
+        life.grants.add(leased.lease)
 
     def _take_down(self, names: Iterable[ModelName]) -> None:
         for name in names:
@@ -426,7 +550,8 @@ class EffectAudit:
         assert grant.replica not in self.taken_down, (grant, "drains")
         assert life.start.model == self.asked[grant.request][0], (grant, life)
         life.grants.add(grant.request)
-        assert len(life.grants) <= self.models[life.start.model].slots, life
+        requests = life.grants - self.leases.keys()
+        assert len(requests) <= self.models[life.start.model].slots, life
         assert grant.waited_ms >= 0, grant
 
     def _refused(self, refuse: Refuse, now_ms: int) -> None:
@@ -453,6 +578,7 @@ class EffectAudit:
         assert len(start.placement.devices) == model.device_count, start
         lives = sum(1 for life in self.lives.values() if life.start.model == model.name)
         assert lives < model.scaling.max, (start, lives)
+        self._is_quiet(start)
         for key, mib in _shares(start.placement):
             assert model.devices is None or key[1] in model.devices, start
             self.taken[key] += mib
@@ -463,17 +589,28 @@ class EffectAudit:
         if model.scaling.is_always:  # it may leave no room, which ends demands without a word
             self.told = {name: [] for name in self.told}
 
+    def _is_quiet(self, start: Start) -> None:
+        """[4] Nothing is started beside one that bears nothing beside its work."""
+        where = {key for key, _ in _shares(start.placement)}
+        for life in self.lives.values():
+            is_beside = any(key in where for key, _ in _shares(life.start.placement))
+            is_exclusive = self.models[life.start.model].is_exclusive_while_busy
+            assert not (is_beside and is_exclusive and life.grants), (start, life)
+
     def _stopped(self, stop: Stop, now_ms: int) -> None:
-        """[4] Work, what is owed and `min` end by hand or by themselves, never for room."""
+        """[4] Work, what is owed, pinned and `min` end by hand or by themselves, never for room."""
         life = self.lives[stop.replica]
         assert not life.is_stopping, (stop, "twice")
         life.is_stopping = True
         if stop.replica in self.taken_down:
             return
-        assert not life.grants, (stop, life)
-        assert life.is_ready, (stop, "loads, and is called off")
-        if life.is_unreachable:
+        if life.is_useless:
             return
+        assert not life.grants, (stop, life)
+        assert stop.model not in self.pinned, (stop, "is pinned")
+        if not life.is_ready:
+            waits = [w for w in self.told[stop.model] if now_ms < w.back_ms + OWED_MS]
+            assert not waits, (stop, "is called off, and wanted", waits)
         stays = [
             other
             for other in self.lives.values()

@@ -54,6 +54,13 @@ class Ledger:
             self._used.setdefault((node, device.id), 0)
             self._coming.setdefault((node, device.id), 0)
 
+    def leave_node(self, node: NodeId) -> None:
+        """Close the books of a node that is gone; nobody holds anything of it any more."""
+        for device in self.totals.pop(node):
+            key = (node, device)
+            assert not self.held.pop(key), key
+            del self._used[key], self._coming[key]
+
     def book(self, replica: ReplicaId, placement: Placement) -> None:
         """Write a replica's memory down as taken."""
         for device, mib in placement.shares():

@@ -6,60 +6,132 @@ The scheduler asks, decides and orders; here is only what is so. Each question t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rota.core.eviction import Candidate, Plan, plan
-from rota.core.ledger import DeviceKey
+from rota.core.ledger import DeviceKey, DeviceRoom
 from rota.core.placement import could_ever_fit, place
 from rota.core.state import Demand, Promise, Rank, Replica, State
-from rota.core.types import Device, Model, Phase, Placement, ReplicaId
+from rota.core.types import Device, Model, ModelName, NodeId, Phase, Placement, ReplicaId
 
 Claims = Mapping[DeviceKey, int]
 """MiB promised to earlier demands, by device."""
+Shape = tuple[int | None, int, frozenset[str] | None]
+"""What matters of a model for where it fits: memory, devices, and which ones."""
+
+
+def shape(model: Model) -> Shape:
+    return (model.memory_mib, model.device_count, model.devices)
 
 
 @dataclass(slots=True)
 class Outlook:
     """What one walk along the queue has seen so far.
 
+    Along a walk memory only becomes scarcer and fewer may leave, so what did not fit for one
+    model does not fit for a later one of its shape: fifty that wait cost little more than one.
+
     Args:
-        goers: who will or may leave some day; see `goers`.
         claims: memory promised to the demands before.
-        leaving: who makes way for the demands before, and for the first of which.
+        leaving: those who make way for the demands before.
+        closing: those who take no later request, and for whom.
+        full: the shapes for which there is no free place.
+        hopeless: the shapes for which no idle ones make room, with whether holds counted.
+        is_someone_left: whether a demand had its turn and has no promise.
     """
 
-    goers: Sequence[Replica]
+    state: State
     claims: dict[DeviceKey, int] = field(default_factory=dict)
-    leaving: dict[ReplicaId, Rank] = field(default_factory=dict)
-    idle_at_first: Sequence[Replica] = ()
+    leaving: set[ReplicaId] = field(default_factory=set)
+    closing: dict[ReplicaId, Rank] = field(default_factory=dict)
+    full: set[Shape] = field(default_factory=set)
+    hopeless: set[tuple[Shape, bool]] = field(default_factory=set)
+    is_someone_left: bool = False
+    unquiet: frozenset[DeviceKey] = field(init=False)
+    loose: Sequence[Replica] = field(init=False)
+    is_any_abandoned: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.idle_at_first = [replica for replica in self.goers if replica.is_idle]
+        self.unquiet = unquiet(self.state)
+        self.loose = above_min(self.state, list(self.state.loose.values()))
+        self.is_any_abandoned = any(
+            replica.phase is Phase.STARTING and self.state.demand_of(replica).place() is None
+            for replica in self.loose
+        )
 
-    def idle(self) -> list[Replica]:
-        """Who is idle and makes way for nobody before; nobody falls idle during a walk."""
-        return [r for r in self.idle_at_first if r.is_idle and r.id not in self.leaving]
+    def free_place(self, model: Model) -> Placement | None:
+        """Where it fits in memory that is free and promised to nobody before it."""
+        if shape(model) in self.full:
+            return None
+        found = free_place(self.state, model, self.claims, self.unquiet)
+        if found is None:
+            self.full.add(shape(model))
+        return found
 
-    def others(self) -> list[Replica]:
-        """All who make way for nobody before."""
-        return [replica for replica in self.goers if replica.id not in self.leaving]
+    def plan_at_once(self, demand: Demand, rank: Rank) -> Plan | None:
+        """The cheapest set of those who may leave this instant."""
+        honours = honours_holds(self.state, demand)
+        key = (shape(demand.model), honours)
+        if key in self.hopeless:
+            return None
+        able = [
+            replica
+            for replica in self.loose
+            if replica.id not in self.leaving and may_go(self.state, replica, demand, rank)
+        ]
+        found = best_plan(self.state, demand.model, self.claims, able, self.unquiet)
+        if found is None and not self.is_any_abandoned:  # they may go for some and not for others
+            self.hopeless.add(key)
+        return found
 
-    def note(self, rank: Rank, promise: Promise) -> None:
+    def plan_in_the_end(self, demand: Demand) -> Plan | None:
+        """The cheapest set of those who will or may leave some day."""
+        others = [r for r in goers(self.state) if r.id not in self.leaving]
+        return best_plan(self.state, demand.model, self.claims, others)
+
+    def note(self, rank: Rank, promise: Promise, *, is_closed: bool) -> None:
         """Take a promise in: what comes later on the walk sees it."""
         for device, mib in promise.placement.shares():
             key = (promise.placement.node, device)
             self.claims[key] = self.claims.get(key, 0) + mib
-        for replica_id in promise.leaving:
-            self.leaving.setdefault(replica_id, rank)
+        self.leaving |= promise.leaving
+        if is_closed:
+            for replica_id in promise.closes:
+                self.closing.setdefault(replica_id, rank)
 
 
-def free_place(state: State, model: Model, claims: Claims) -> Placement | None:
+def unquiet(state: State) -> frozenset[DeviceKey]:
+    """The devices on which nothing may be started: a replica that bears nothing beside it is at
+    work there."""
+    return frozenset(
+        (replica.placement.node, device)
+        for replica in state.exclusive.values()
+        if replica.is_busy
+        for device in replica.placement.devices
+    )
+
+
+def beside(state: State, placement: Placement, leaving: Container[ReplicaId]) -> list[ReplicaId]:
+    """Those that must fall quiet before something is started there, and stay."""
+    return [
+        replica.id
+        for replica in state.exclusive.values()
+        if replica.id not in leaving
+        and not replica.is_leaving
+        and replica.placement.node == placement.node
+        and not set(placement.devices).isdisjoint(replica.placement.devices)
+    ]
+
+
+def free_place(
+    state: State, model: Model, claims: Claims, unquiet: Container[DeviceKey] = frozenset()
+) -> Placement | None:
     """Where it fits in memory that is free and promised to nobody before it."""
     for node in state.ledger.totals:
         if model.is_external:
             return Placement(node, (), ())
-        placement = place(model, node, state.ledger.rooms(node, claims))
+        placement = place(model, node, _rooms(state, node, claims, unquiet))
         if placement is not None:
             return placement
     return None
@@ -74,80 +146,141 @@ def fits_somewhere(state: State, model: Model) -> bool:
 
 
 def best_plan(
-    state: State, model: Model, claims: Claims, victims: Sequence[Replica]
+    state: State,
+    model: Model,
+    claims: Claims,
+    victims: Iterable[Replica],
+    unquiet: Container[DeviceKey] = frozenset(),
 ) -> Plan | None:
     """The cheapest plan over all nodes that needs no others than these to leave."""
-    plans = []
-    for node in state.ledger.totals:
-        candidates = [
-            _candidate(state, replica)
-            for replica in victims
-            if replica.placement.node == node and not replica.is_leaving
-        ]
-        found = plan(model, node, state.ledger.rooms(node, claims), candidates)
-        if found is not None:
-            plans.append(found)
-    return min(plans, key=lambda found: found.cost, default=None)
+    by_node: dict[NodeId, list[Candidate]] = {node: [] for node in state.ledger.totals}
+    for replica in victims:
+        if not replica.is_leaving:
+            by_node[replica.placement.node].append(_candidate(state, replica))
+    found = (
+        plan(model, node, _rooms(state, node, claims, unquiet), candidates)
+        for node, candidates in by_node.items()
+    )
+    return min((p for p in found if p is not None), key=lambda p: p.cost, default=None)
 
 
 def still_stands(state: State, promise: Promise, claims: Claims) -> bool:
-    """Whether a promise will be good once all that leaves has left."""
+    """Whether a promise will be good once all that leaves has left, and all of it may leave."""
     node = promise.placement.node
+    if node not in state.ledger.totals:
+        return False
     have = {room.id: room.free + room.coming for room in state.ledger.rooms(node, claims)}
+    counted_on: dict[ModelName, int] = {}
     for replica_id in promise.leaving - state.ledger.leaving:
         replica = state.replicas.get(replica_id)
-        if replica is not None and replica.placement.node == node:
+        if replica is not None:
+            name = replica.model.name
+            counted_on[name] = counted_on.get(name, 0) + replica.is_live
             for device, mib in replica.placement.shares():
                 have[device] += mib
+    if any(count > _spare(state.demands[name]) for name, count in counted_on.items()):
+        return False
     return all(have[device] >= mib for device, mib in promise.placement.shares())
 
 
 def could_come_free(state: State, model: Model) -> bool:
-    """Whether it would fit if everyone left who ever may: only what `min` keeps stays."""
-    if not any(demand.model.scaling.is_always for demand in state.demands.values()):
+    """Whether it would fit if everyone left who ever may: only what is pinned, or kept by `min`,
+    stays."""
+    if not any(_keeps(demand) for demand in state.demands.values()):
         return fits_somewhere(state, model)
     return best_plan(state, model, {}, goers(state)) is not None
 
 
-def may_go(state: State, replica: Replica, rank: Rank, *, honours_holds: bool) -> bool:
-    """Whether it may leave at once for a demand of this rank: idle, owed to nobody, not held
-    against this demand, and not wanted by callers who come first, for whom it would only have
-    to be loaded again."""
+def honours_holds(state: State, demand: Demand) -> bool:
+    """Whether this demand still waits for the holds of others."""
+    until_ms = demand.honours_holds_until_ms()
+    return until_ms is not None and state.now_ms < until_ms
+
+
+def may_go(state: State, replica: Replica, rival: Demand, rank: Rank) -> bool:
+    """Whether it may leave at once for a rival of this rank: idle, owed to nobody, not held
+    against this rival, and not wanted by callers who come first, for whom it would only have
+    to be loaded again; or loading for nobody."""
     demand = state.demand_of(replica)
+    own_rank = state.rank(demand)
+    if replica.phase is Phase.STARTING:
+        return own_rank is None and may_be_called_off(state, replica, rival)
     if not replica.is_idle or demand.is_owed:
         return False
-    honours_holds |= state.now_ms < replica.resident_until_ms
-    if honours_holds and demand.held_until_ms > state.now_ms:
+    counts = state.now_ms < replica.resident_until_ms or honours_holds(state, rival)
+    if counts and demand.held_until_ms > state.now_ms:
         return False
-    head = demand.head()
-    return head is None or rank < head
+    return own_rank is None or rank < own_rank
+
+
+def may_be_called_off(state: State, replica: Replica, rival: Demand) -> bool:
+    """Whether a load that nobody waits for may end for a rival's: not if another load was called
+    off for it already, nor if it is nearer its end than the rival's own load would be. One that
+    takes more than twice its time is near nothing."""
+    if replica.has_displaced_load and state.rules.called_off_once:
+        return False
+    load_ms = state.demand_of(replica).load_ms
+    if load_ms is None or rival.load_ms is None or overdue_ms(state, replica) <= state.now_ms:
+        return True
+    return replica.phase_since_ms + load_ms - state.now_ms >= rival.load_ms
+
+
+def overdue_ms(state: State, replica: Replica) -> int:
+    """When a load has taken twice the time that is known of it."""
+    return replica.phase_since_ms + 2 * (state.demand_of(replica).load_ms or 0)
 
 
 def goers(state: State) -> list[Replica]:
-    """Everyone who will or may leave some day, whatever keeps it now: less each model's
-    `min`, for which those are kept that are hardest to lose."""
-    by_model: dict[str, list[Replica]] = {}
+    """Everyone who will or may leave some day, whatever keeps it now."""
+    replicas = state.replicas.values()
+    live = [r for r in replicas if r.is_live and r.placement.devices]
+    return above_min(state, live) + [r for r in replicas if r.phase is Phase.DRAINING]
+
+
+def above_min(state: State, replicas: Sequence[Replica]) -> list[Replica]:
+    """Those of these live ones that may leave some day: none that is pinned, and of each model
+    with a `min` no more than it has above that, those first that are easiest to lose."""
     found: list[Replica] = []
-    for replica in state.replicas.values():
-        if replica.is_live and replica.placement.devices:
-            by_model.setdefault(replica.model.name, []).append(replica)
-        elif replica.phase is Phase.DRAINING:
+    kept: dict[ModelName, list[Replica]] = {}
+    for replica in replicas:
+        demand = state.demand_of(replica)
+        if not _keeps(demand):
             found.append(replica)
-    for name, group in by_model.items():
-        demand = state.demands[name]
-        pinned = 0 if demand.is_held_down else demand.model.scaling.min
+        elif not demand.is_pinned:
+            kept.setdefault(replica.model.name, []).append(replica)
+    for name, group in kept.items():
         group.sort(key=lambda replica: (not replica.is_idle, replica.last_use_ms))
-        found += group[: max(0, len(group) - pinned)]
+        found += group[: _spare(state.demands[name])]
     return found
 
 
 def holders(state: State, demand: Demand) -> list[str]:
-    """The models whose `min` keeps memory from this demand."""
+    """The models that keep memory from this demand whatever happens."""
     return [
         other.model.name
         for other in state.demands.values()
-        if other.model.scaling.is_always and other is not demand and other.replicas
+        if _keeps(other) and other is not demand and other.replicas
     ]
+
+
+def _keeps(demand: Demand) -> bool:
+    """Whether some of its replicas may not leave for another's sake."""
+    return demand.is_pinned or demand.model.scaling.is_always
+
+
+def _spare(demand: Demand) -> int:
+    """How many of its live replicas may leave."""
+    if demand.is_pinned:
+        return 0
+    floor = 0 if demand.is_held_down else demand.model.scaling.min
+    return max(0, sum(1 for _ in demand.live()) - floor)
+
+
+def _rooms(
+    state: State, node: NodeId, claims: Claims, unquiet: Container[DeviceKey]
+) -> list[DeviceRoom]:
+    rooms = state.ledger.rooms(node, claims)
+    return [room for room in rooms if (node, room.id) not in unquiet] if unquiet else rooms
 
 
 def _candidate(state: State, replica: Replica) -> Candidate:

@@ -10,7 +10,9 @@ not yet served. It is in exactly one of three places:
               its place in the queue, but it starts nothing
 
 A model's demand is its entries and its missing `min` together; the demand's age is that of
-its oldest part that may start something.
+its oldest part that may start something, its priority that of its highest. Both demands and
+entries are ranked: who is past its patience by age, before everyone else; then by priority,
+then by age. A rank changes with time and is therefore asked for, never kept.
 """
 
 from __future__ import annotations
@@ -19,22 +21,40 @@ from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 from typing import NamedTuple, assert_never
 
 from rota.core.effects import Tell
 from rota.core.events import StopCause
 from rota.core.ledger import Ledger
-from rota.core.types import Model, ModelName, Phase, Placement, ReplicaId, RequestId
+from rota.core.types import (
+    LeaseClaim,
+    LeaseId,
+    Model,
+    ModelName,
+    NodeId,
+    Phase,
+    Placement,
+    ReplicaId,
+    RequestId,
+    Rules,
+)
 
-Rank = tuple[int, int]
-"""Place in the queue: (since_ms, order of arrival). Lower goes first."""
+Place = tuple[int, int]
+"""Age: (since_ms, order of arrival). Lower came first."""
+Rank = tuple[int, int, int, int]
+"""Place in line: (0 = past its patience, else 1; -priority; *place). Lower goes first."""
 
 
 class EntryKind(Enum):
-    """What an entry wants: a slot to serve a request, or only that the model be loaded."""
+    """What an entry wants: a slot to serve a request, only that the model be loaded, or a lease.
+
+    The last two take no slot.
+    """
 
     REQUEST = "request"
     LOAD = "load"
+    LEASE = "lease"
 
 
 class Presence(Enum):
@@ -58,6 +78,10 @@ class Entry:
         is_owed: the model became ready for it while it was away.
         met_load: its request met a load or a wait for room.
         hold_ms, patience_ms: as its request stated them; None = the model's.
+        priority: as its request, or the model, has it.
+        claim: the lease it wants.
+        on_replica: the replica that the lease must be on; None = any.
+        starts: whether it may start a load; a lease that asked for none may not.
     """
 
     kind: EntryKind
@@ -66,6 +90,7 @@ class Entry:
     order: int
     request: RequestId
     arrived_ms: int
+    priority: int = 0
     activation_wait_ms: int = 0
     queue_wait_ms: int = 0
     hold_ms: int | None = None
@@ -76,10 +101,81 @@ class Entry:
     forget_ms: int = 0
     is_owed: bool = False
     met_load: bool = False
+    claim: LeaseClaim | None = None
+    on_replica: ReplicaId | None = None
+    starts: bool = True
 
     @property
-    def rank(self) -> Rank:
+    def place(self) -> Place:
         return (self.since_ms, self.order)
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """Entries in the order in which they are served.
+
+    One lane for each priority, the highest first, by age within. So the oldest, the highest and
+    the next are found among the heads of a few lanes, however many wait.
+
+    Args:
+        lanes: by priority; none is empty.
+        count: how many there are.
+    """
+
+    lanes: dict[int, list[Entry]] = field(default_factory=dict)
+    count: int = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Entry]:
+        """By priority, then by age."""
+        return chain.from_iterable(self.lanes.values())
+
+    def heads(self) -> Iterator[Entry]:
+        """The oldest of each priority, the highest first."""
+        return (lane[0] for lane in self.lanes.values())
+
+    def add(self, entry: Entry) -> None:
+        lane = self.lanes.get(entry.priority)
+        if lane is None:
+            self.lanes[entry.priority] = [entry]
+            self.lanes = dict(sorted(self.lanes.items(), reverse=True))
+        else:
+            insort(lane, entry, key=_place_of)
+        self.count += 1
+
+    def remove(self, entry: Entry) -> None:
+        lane = self.lanes[entry.priority]
+        lane.remove(entry)
+        self.count -= 1
+        if not lane:
+            del self.lanes[entry.priority]
+
+    def clear(self) -> None:
+        self.lanes, self.count = {}, 0
+
+
+def _place_of(entry: Entry) -> Place:
+    return entry.place
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A claim on a replica.
+
+    Args:
+        until_ms: when it expires unless it is renewed.
+        last_ms: no renewal reaches beyond this.
+    """
+
+    id: LeaseId
+    replica: ReplicaId
+    caller: str
+    reason: str
+    taken_ms: int
+    until_ms: int
+    last_ms: int
 
 
 @dataclass(slots=True, eq=False)
@@ -88,7 +184,9 @@ class Replica:
 
     Args:
         phase_since_ms: when it entered its phase.
-        last_use_ms: when its last grant ended; when it became ready before the first.
+        last_use_ms: when its last grant or lease ended; when it became ready before the first.
+        leases: the claims on it; each takes no slot and keeps it from leaving like a grant.
+        has_displaced_load: whether another load was called off for its own.
         stop_by_ms: for one that drains: when patience with its work ends.
         closed_for: the rank of the demand whose barrier it stands behind; later requests
             are not granted here.
@@ -106,6 +204,8 @@ class Replica:
     last_use_ms: int
     why: str
     grants: set[RequestId] = field(default_factory=set)
+    leases: dict[LeaseId, Lease] = field(default_factory=dict)
+    has_displaced_load: bool = False
     stop_by_ms: int | None = None
     stop_why: str = ""
     closed_for: Rank | None = None
@@ -122,8 +222,13 @@ class Replica:
         return self.phase in (Phase.STARTING, Phase.READY)
 
     @property
+    def is_busy(self) -> bool:
+        """Whether it is in use."""
+        return bool(self.grants or self.leases)
+
+    @property
     def is_idle(self) -> bool:
-        return self.phase is Phase.READY and not self.grants
+        return self.phase is Phase.READY and not self.grants and not self.leases
 
     @property
     def has_slot(self) -> bool:
@@ -141,14 +246,23 @@ class Promise:
     Args:
         placement: what it will get.
         leaving: the replicas that must be gone; nothing is stopped until all can go.
-        leavers: the names of their models, for the story.
+        quieting: those that stay, and may not work while something is started beside them.
+        leavers: the names of the models that must leave, for the story.
         is_barrier: made past patience, through replicas at work.
+        calls_off: whether a load was called off for it.
     """
 
     placement: Placement
     leaving: frozenset[ReplicaId]
+    quieting: frozenset[ReplicaId]
     leavers: tuple[ModelName, ...]
     is_barrier: bool
+    calls_off: bool = False
+
+    @property
+    def closes(self) -> frozenset[ReplicaId]:
+        """Those that take no later request."""
+        return self.leaving | self.quieting if self.quieting else self.leaving
 
 
 @dataclass(slots=True, eq=False)
@@ -161,15 +275,34 @@ class Failure:
 
 
 @dataclass(slots=True, eq=False)
+class Barrier:
+    """How the barriers of one demand went, until its load starts.
+
+    Args:
+        unmet: those that had to open again.
+        closed_ms: since when the present one is closed.
+        opens_ms: when it opens if it is not met by then.
+        open_until_ms: it lets requests through until then, and is then chosen anew.
+    """
+
+    unmet: int = 0
+    closed_ms: int | None = None
+    opens_ms: int = 0
+    open_until_ms: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Demand:
     """A model, its replicas, and that it is wanted.
 
     Args:
-        waiting: entries whose request is here, by rank.
-        load_asks: how many of the waiting are loads asked for by hand.
-        told: entries told to come back, by rank.
-        left: entries whose caller is gone, by rank; they start nothing.
-        missing_since_ms: since when fewer than `min` replicas are live.
+        waiting: entries whose request is here.
+        slotless: how many of the waiting want no slot.
+        told: entries told to come back.
+        left: entries whose caller is gone; they start nothing.
+        missing: since when fewer than `min` replicas are live.
+        is_pinned: its replicas are never made to leave.
+        barrier: how its barriers went.
         telling: what its callers were last told that they wait for.
         cold_since_ms: when the model last ceased to serve; activation waits start again here.
         review_ms: no entry needs a look before then (a lower bound, kept cheap).
@@ -184,15 +317,16 @@ class Demand:
 
     model: Model
     load_ms: int | None
+    is_pinned: bool
     replicas: dict[ReplicaId, Replica] = field(default_factory=dict)
-    waiting: list[Entry] = field(default_factory=list)
-    load_asks: int = 0
-    told: list[Entry] = field(default_factory=list)
-    left: list[Entry] = field(default_factory=list)
-    missing_since_ms: int | None = None
-    missing_order: int = 0
+    waiting: Line = field(default_factory=Line)
+    slotless: int = 0
+    told: Line = field(default_factory=Line)
+    left: Line = field(default_factory=Line)
+    missing: Place | None = None
     is_held_down: bool = False
     promise: Promise | None = None
+    barrier: Barrier = field(default_factory=Barrier)
     telling: Tell | None = None
     cold_since_ms: int = 0
     review_ms: int = 0
@@ -204,6 +338,8 @@ class Demand:
     cooldown_until_ms: int = 0
     holds: dict[str, int] = field(default_factory=dict)
     held_until_ms: int = 0
+
+    # ── its replicas ─────────────────────────────────────────────────────────────────────
 
     def live(self) -> Iterator[Replica]:
         return (replica for replica in self.replicas.values() if replica.is_live)
@@ -231,31 +367,56 @@ class Demand:
         """Whether a ready replica stands here for callers who were told to come back."""
         return any(entry.is_owed for entry in self.told)
 
-    def head(self) -> Rank | None:
-        """The rank of this demand: its oldest part that may start something."""
-        ranks = [entry.rank for entry in (*self.waiting[:1], *self.told[:1])]
-        if self.missing_since_ms is not None:
-            ranks.append((self.missing_since_ms, self.missing_order))
-        return min(ranks, default=None)
+    # ── who wants it, how much and since when ────────────────────────────────────────────
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anything here may start a load."""
+        return bool(self.waiting or self.told or self.missing)
+
+    def oldest(self) -> Entry | None:
+        """The caller whose demand this is longest."""
+        heads = [*self.waiting.heads(), *self.told.heads()]
+        return min(heads, key=_place_of, default=None)
+
+    def place(self) -> Place | None:
+        """The age of this demand: that of its oldest part; None = nobody wants it."""
+        oldest = self.oldest()
+        if oldest is None:
+            return self.missing
+        return oldest.place if self.missing is None else min(oldest.place, self.missing)
+
+    def priority(self) -> int:
+        """That of its highest part."""
+        parts = [entry.priority for entry in (*self.waiting.heads(), *self.told.heads())]
+        if self.missing is not None or not parts:
+            parts.append(self.model.priority)
+        return max(parts)
 
     def honours_holds_until_ms(self) -> int | None:
         """When this demand ceases to honour the holds of others: its oldest caller's say."""
-        head = self.head()
-        return None if head is None else head[0] + self._stated_patience_ms(head)
+        place = self.place()
+        return None if place is None else place[0] + self._stated_patience_ms()
 
     def patience_ends_ms(self) -> int | None:
         """When this demand stops waiting for the work of others to end by itself. A caller
         may put it off; stating a short patience beats holds and nothing else."""
-        head = self.head()
-        if head is None:
+        place = self.place()
+        if place is None:
             return None
-        return head[0] + max(self._stated_patience_ms(head), self.model.patience_ms)
+        return place[0] + max(self._stated_patience_ms(), self.model.patience_ms)
 
-    def _stated_patience_ms(self, head: Rank) -> int:
-        for entry in (*self.waiting[:1], *self.told[:1]):
-            if entry.rank == head and entry.patience_ms is not None:
-                return entry.patience_ms
-        return self.model.patience_ms
+    def _stated_patience_ms(self) -> int:
+        oldest = self.oldest()
+        is_callers = oldest is not None and oldest.place == self.place()
+        if oldest is None or not is_callers or oldest.patience_ms is None:
+            return self.model.patience_ms
+        return oldest.patience_ms
+
+    def entry_patience_ends_ms(self, entry: Entry) -> int:
+        """When one of its callers goes before every priority, should it lead its lane."""
+        own_ms = self.model.patience_ms if entry.patience_ms is None else entry.patience_ms
+        return entry.since_ms + max(own_ms, self.model.patience_ms)
 
     def hold_for(self, caller: str, until_ms: int, now_ms: int) -> None:
         """Keep the model for a caller's next request; in the past: no longer."""
@@ -270,32 +431,31 @@ class Demand:
     def replicas_wanted(self) -> int:
         """Further replicas to bring up now. One that stops counts towards `max`."""
         scaling = self.model.scaling
-        floor = scaling.min if self.missing_since_ms is not None else 0
-        asked = 1 if self.waiting or self.told else 0
+        floor = scaling.min if self.missing is not None else 0
+        asked = 1 if self.told or any(entry.starts for entry in self.waiting) else 0
         need = max(floor, asked) - sum(1 for _ in self.live())
         return max(0, min(need, scaling.max - len(self.replicas)))
 
+    # ── its entries ──────────────────────────────────────────────────────────────────────
+
     def add(self, entry: Entry) -> None:
-        """Put an entry where its presence says, by rank."""
-        insort(self._place(entry.presence), entry, key=lambda other: other.rank)
+        """Put an entry where its presence says."""
+        self.line(entry.presence).add(entry)
 
     def remove(self, entry: Entry) -> None:
         """Take an entry out of where its presence says it is."""
-        self._place(entry.presence).remove(entry)
-
-    def count(self, presence: Presence) -> int:
-        """How many entries are there."""
-        return len(self._place(presence))
+        self.line(entry.presence).remove(entry)
 
     def take_returning(self, caller: str) -> Entry | None:
         """Take out the oldest absent entry of this caller, whose request is back."""
         found = [e for e in (*self.told, *self.left) if e.caller == caller]
-        entry = min(found, key=lambda entry: entry.rank, default=None)
+        entry = min(found, key=_place_of, default=None)
         if entry is not None:
             self.remove(entry)
         return entry
 
-    def _place(self, presence: Presence) -> list[Entry]:
+    def line(self, presence: Presence) -> Line:
+        """Its entries of that presence."""
         match presence:
             case Presence.WAITING:
                 return self.waiting
@@ -321,29 +481,82 @@ class State:
     """Everything the scheduler knows, in one place.
 
     Args:
+        rules: those that are on; all of them in service.
         waiting: where each waiting request is queued.
         granted: the grants that have not ended.
+        leases: the leases that have not ended.
         wanting: the models that want a replica brought up, with the rank they want it at.
+        loose: the replicas that are idle or loading: of those some may leave at once.
+        exclusive: the replicas beside which nothing is started while they work.
+        closed: the replicas that stand behind a barrier.
+        held: the models that were lately held, so that those who wait can be told.
+        lost: the nodes that were lost and are not back.
         queue_bytes: request bodies held by the waiting.
     """
 
     demands: dict[ModelName, Demand]
+    rules: Rules = field(default_factory=Rules)
     now_ms: int = 0
     ledger: Ledger = field(default_factory=Ledger)
     replicas: dict[ReplicaId, Replica] = field(default_factory=dict)
     waiting: dict[RequestId, tuple[Demand, Entry]] = field(default_factory=dict)
     granted: dict[RequestId, Granted] = field(default_factory=dict)
+    leases: dict[LeaseId, Lease] = field(default_factory=dict)
     wanting: dict[ModelName, Rank] = field(default_factory=dict)
+    loose: dict[ReplicaId, Replica] = field(default_factory=dict)
+    exclusive: dict[ReplicaId, Replica] = field(default_factory=dict)
+    closed: set[ReplicaId] = field(default_factory=set)
+    held: dict[ModelName, Demand] = field(default_factory=dict)
+    lost: set[NodeId] = field(default_factory=set)
     queue_bytes: int = 0
     is_shutting_down: bool = False
 
     def demand_of(self, replica: Replica) -> Demand:
         return self.demands[replica.model.name]
 
+    def note_use(self, replica: Replica) -> None:
+        """Keep `loose` as it should be after a replica's phase or use has changed."""
+        is_loose = replica.is_idle or replica.phase is Phase.STARTING
+        if is_loose and replica.placement.devices:
+            self.loose[replica.id] = replica
+        else:
+            self.loose.pop(replica.id, None)
+
+    # ── ranks ────────────────────────────────────────────────────────────────────────────
+
+    def rank(self, demand: Demand) -> Rank | None:
+        """Where a demand stands; None = nobody wants the model."""
+        place = demand.place()
+        if place is None:
+            return None
+        ends_ms = demand.patience_ends_ms()
+        assert ends_ms is not None, demand.model.name
+        return self._rank(ends_ms, demand.priority(), place)
+
+    def entry_rank(self, demand: Demand, entry: Entry) -> Rank:
+        """Where one caller stands."""
+        return self._rank(demand.entry_patience_ends_ms(entry), entry.priority, entry.place)
+
+    def _rank(self, patience_ends_ms: int, priority: int, place: Place) -> Rank:
+        if patience_ends_ms <= self.now_ms and self.rules.outranking:
+            return (0, 0, *place)
+        return (1, -priority, *place)
+
+    def next_waiting(self, demand: Demand) -> Entry | None:
+        """Whose turn it is at one model."""
+        lanes = demand.waiting.lanes
+        if len(lanes) == 1:
+            return next(demand.waiting.heads())
+        return min(
+            demand.waiting.heads(),
+            key=lambda entry: self.entry_rank(demand, entry),
+            default=None,
+        )
+
     def queue(self) -> list[tuple[Rank, Demand]]:
         """The demands that want a replica, first in line first."""
         demands = [self.demands[name] for name in self.wanting]
-        ranked = [(head, demand) for demand in demands if (head := demand.head()) is not None]
+        ranked = [(rank, demand) for demand in demands if (rank := self.rank(demand)) is not None]
         return sorted(ranked, key=lambda pair: pair[0])
 
     def position(self, model: ModelName) -> int | None:

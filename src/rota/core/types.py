@@ -168,3 +168,27 @@ class LeaseClaim:
 
     def __post_init__(self) -> None:
         assert self.ttl_ms > 0, self
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Rules that a simulation switches off one by one, to show what each is for. All are on in
+    service.
+
+    Args:
+        barriers: a demand past its patience closes those in its way to later requests.
+        whole_sets: nothing is stopped before all that must go can go.
+        reopening: a barrier that is not met opens for a while, then closes for twice as long.
+        outranking: a demand past its patience goes before every priority.
+        residence: a load is not thrown away before it has paid.
+        owed: a replica that became ready for absent callers stands for them.
+        called_off_once: a load for which another was called off is not called off itself.
+    """
+
+    barriers: bool = True
+    whole_sets: bool = True
+    reopening: bool = True
+    outranking: bool = True
+    residence: bool = True
+    owed: bool = True
+    called_off_once: bool = True

@@ -7,14 +7,14 @@ pause that every SDK obeys, so that three tries of an unmodified one cover four 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import assert_never
 from zlib import crc32
 
 from rota.core.effects import Refusal, RefusalCode, Tell, WaitKind
-from rota.core.room import fits_somewhere, holders
+from rota.core.room import fits_somewhere, free_place, holders
 from rota.core.state import Demand, Replica, State
-from rota.core.types import Model, Phase, ReplicaId, RequestId
+from rota.core.types import Model, ModelName, Phase, ReplicaId, RequestId
 
 RETRY_MS_MIN = 2_000
 RETRY_MS_MAX = 60_000
@@ -74,15 +74,23 @@ def reason(state: State, demand: Demand) -> Tell:
         return tell(WaitKind.COOLDOWN, f"{name} failed and is cooling down")
     if demand.promise is not None:
         leaving = ", ".join(demand.promise.leavers)
+        if not leaving and demand.promise.quieting:
+            quiet = _names(_models(state, demand.promise.quieting))
+            return tell(WaitKind.ROOM, f"waiting for {quiet} to fall quiet")
         if not leaving:
             return tell(WaitKind.ROOM, "memory is coming free")
         end = "finish and leave" if demand.promise.is_barrier else "leave"
         return tell(WaitKind.ROOM, f"waiting for {leaving} to {end}")
-    held = [r.id for r in state.replicas.values() if r.is_idle and _is_held(state, r)]
-    if held and demand.replicas_wanted() > 0:
-        kept = _names(state, held)
-        return tell(WaitKind.HOLD, f"{kept} is kept a little for its caller's next request")
-    return tell(WaitKind.WORK, f"waiting for {_in_the_way(state)} to come free")
+    if demand.replicas_wanted() > 0:
+        held = _names(_held(state))
+        if held:
+            return tell(WaitKind.HOLD, f"{held} is kept a little for its caller's next request")
+        if state.exclusive and free_place(state, demand.model, {}) is not None:
+            working = _names(r.model.name for r in state.exclusive.values() if r.is_busy)
+            return tell(WaitKind.WORK, f"{working} bears no load beside its work")
+        if state.lost and not fits_somewhere(state, demand.model):
+            return tell(WaitKind.ROOM, f"waiting for node {', '.join(sorted(state.lost))}")
+    return tell(WaitKind.WORK, f"waiting for {_in_the_way(state) or 'memory'} to come free")
 
 
 def start_reason(demand: Demand) -> str:
@@ -96,6 +104,8 @@ def start_reason(demand: Demand) -> str:
 
 def eviction_reason(state: State, demand: Demand, victim: Replica) -> str:
     """Why this replica leaves."""
+    if victim.phase is Phase.STARTING:
+        return f"called off: nobody waits for it, and {demand.model.name} needs its room"
     idle_s = (state.now_ms - victim.last_use_ms) / 1_000
     return f"makes room for {demand.model.name}; not used for {idle_s:.1f} s"
 
@@ -126,15 +136,19 @@ def refusal(state: State, demand: Demand, code: RefusalCode, request: RequestId)
         case RefusalCode.MODEL_BUSY:
             retry_ms = retry_after_ms(state, demand, request)
             text = f"{name} had no free slot in the time this request could wait."
+            if demand.model.rejects_when_full:
+                text = f"Every slot of {name} is taken, and it is set to reject rather than queue."
         case RefusalCode.MODEL_LOADING | RefusalCode.MODEL_WAITING:
             retry_ms = retry_after_ms(state, demand, request)
             text = f"{name} is not ready yet: {reason(state, demand).text}{_left(state, demand)}."
         case RefusalCode.NO_ROOM:
             kept = ", ".join(holders(state, demand))
-            text = f"There is no room for {name}: {kept} may not leave."
+            text = f"There is no room for {name}: {kept} may not leave (pinned or always on)."
         case RefusalCode.NO_ENDPOINT:
             retry_ms = RETRY_MS_MIN
             text = _told_once(f"{name} is run elsewhere and does not answer.", demand)
+        case RefusalCode.NOT_LOADED:
+            text = f"{name} has no ready replica to lease; `load` in the request would bring it up."
         case RefusalCode.MODEL_UNLOADED:
             text = f"{name} was unloaded by hand while this request waited for it."
         case RefusalCode.SHUTTING_DOWN:
@@ -192,17 +206,27 @@ def too_large(state: State, model: Model) -> str:
     return f"It needs {need}; {have or 'there is no device it may use'}."
 
 
-def _names(state: State, replicas: Iterable[ReplicaId]) -> str:
-    known = (state.replicas[r].model.name for r in replicas if r in state.replicas)
-    names = sorted(set(known))
-    more = len(names) - NAMES_MAX
-    return ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")
+def _names(models: Iterable[ModelName]) -> str:
+    """A few of these, by name, in their order; how many more there are is not counted."""
+    names: dict[ModelName, None] = {}
+    for name in models:
+        names[name] = None
+        if len(names) > NAMES_MAX:
+            return ", ".join(list(names)[:NAMES_MAX]) + " and others"
+    return ", ".join(sorted(names))
 
 
-def _is_held(state: State, replica: Replica) -> bool:
-    return state.demand_of(replica).held_until_ms > state.now_ms
+def _models(state: State, replicas: Iterable[ReplicaId]) -> Iterator[ModelName]:
+    return (state.replicas[r].model.name for r in sorted(replicas) if r in state.replicas)
+
+
+def _held(state: State) -> Iterator[ModelName]:
+    """The models that are idle and kept for someone."""
+    for name, demand in state.held.items():
+        is_held = demand.held_until_ms > state.now_ms
+        if is_held and any(replica.is_idle for replica in demand.ready()):
+            yield name
 
 
 def _in_the_way(state: State) -> str:
-    held = (r.id for r in state.replicas.values() if r.placement.devices)
-    return _names(state, held) or "memory"
+    return _names(r.model.name for r in state.replicas.values() if r.placement.devices)

@@ -33,7 +33,7 @@ from rota.journal.graph import (
 )
 from rota.journal.recorder import Recording, Step
 
-FORMAT = 1
+FORMAT = 2
 FILES_MAX = 20
 """Kept in a directory; the oldest goes."""
 

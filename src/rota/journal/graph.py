@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import msgspec
 
-from rota.core import effects, events, ledger, scheduler, state, types
+from rota.core import clearing, effects, events, ledger, orders, scheduler, state, types
 from rota.core.ledger import Ledger
 from rota.core.scheduler import Scheduler
 
@@ -282,7 +282,8 @@ def _tuples() -> dict[str, type[tuple[object, ...]]]:
 def _things() -> dict[str, type]:
     """The classes of things that change, by name."""
     kinds: list[type] = [ledger.Ledger, scheduler.Scheduler, *_CONTAINERS]
-    kinds += [k for k in _classes(state) if is_dataclass(k) and not _is_value(k)]
+    rooms = (state, orders, clearing)
+    kinds += [k for r in rooms for k in _classes(r) if is_dataclass(k) and not _is_value(k)]
     return {kind.__name__: kind for kind in kinds}
 
 

@@ -20,7 +20,9 @@ from rota.core.describe import describe
 from rota.core.effects import Effect, Grant, Loaded, Refuse, Start, Stop, Tell
 from rota.core.events import Event, LoadAsked, ShutdownAsked, TimePassed, UnloadAsked
 from rota.core.invariants import EffectAudit, check
-from rota.core.scheduler import COOLDOWN_MS_MAX, NEVER_MS, OWED_MS, Scheduler
+from rota.core.clearing import COOLDOWN_MS_MAX
+from rota.core.orders import NEVER_MS
+from rota.core.scheduler import OWED_MS, Scheduler
 from rota.core.types import ModelName
 from rota.core.words import RETRY_MS_MAX
 from rota.sim.callers import RETURN_MS_MAX, Callers, Counts
