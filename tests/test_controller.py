@@ -7,7 +7,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -21,16 +23,19 @@ from rota.core.events import (
     ReplicaReady,
     ReplicaStopped,
     RequestArrived,
+    Running,
     StopCause,
+    TimePassed,
     UnloadAsked,
 )
 from rota.core.scheduler import Scheduler
-from rota.core.types import Device, Model, Scaling
+from rota.core.types import Device, Model, Phase, Scaling
 from rota.engines.base import Endpoint
 from rota.errors import CapacityError, ReplicaError, RequestError, RotaError
 from rota.journal import first_difference
 from rota.journal.file import load
 from rota.node.node import Facts
+from rota.store import LeaseKeeper
 
 
 class RecordingCluster:
@@ -39,6 +44,7 @@ class RecordingCluster:
     def __init__(self) -> None:
         self.orders: list[Start | Stop] = []
         self.gone: set[str] = set()
+        self.running: dict[str, Running] = {}
         self.is_closed = False
 
     async def open(self, post: Callable[[Event], None]) -> None:
@@ -46,7 +52,8 @@ class RecordingCluster:
         self.post(self.joined()[0])
 
     def joined(self) -> list[NodeJoined]:
-        return [NodeJoined("local", (Device("cpu", 1_000),))]
+        running = tuple(self.running.values())
+        return [NodeJoined("local", (Device("cpu", 1_000),), running)]
 
     async def close(self) -> None:
         self.is_closed = True
@@ -56,9 +63,15 @@ class RecordingCluster:
 
     def start(self, order: Start) -> None:
         self.orders.append(order)
+        running = Running(order.replica, order.model, order.placement, Phase.STARTING)
+        self.running[order.replica] = running
 
     def stop(self, order: Stop) -> None:
         self.orders.append(order)
+        self._enter(order.replica, Phase.STOPPING)
+
+    def _enter(self, replica: str, phase: Phase) -> None:
+        self.running[replica] = replace(self.running[replica], phase=phase)
 
     def heard(self, replica: str) -> None:
         pass
@@ -72,9 +85,11 @@ class RecordingCluster:
         return None
 
     def ready(self, replica: str) -> None:
+        self._enter(replica, Phase.READY)
         self.post(ReplicaReady(replica))
 
     def stopped(self, replica: str, cause: StopCause = StopCause.ASKED, detail: str = "") -> None:
+        self.running.pop(replica, None)
         self.post(ReplicaStopped(replica, cause, detail))
 
     def last(self) -> Start | Stop:
@@ -92,12 +107,12 @@ def entry(name: str, **facts: object) -> ModelConfig:
 
 @asynccontextmanager
 async def running(
-    *entries: ModelConfig, state_dir: Path = Path("state")
+    *entries: ModelConfig, state_dir: Path = Path("state"), leases: LeaseKeeper | None = None
 ) -> AsyncIterator[tuple[Controller, RecordingCluster]]:
     cluster = RecordingCluster()
     models = {entry.name: entry for entry in entries}
     config = Config("127.0.0.1", 0, models, state_dir=state_dir)
-    async with Controller(config, cluster) as controller:
+    async with Controller(config, cluster, leases) as controller:
         yield controller, cluster
     assert cluster.is_closed
 
@@ -368,6 +383,102 @@ async def test_whoever_reports_a_fact_that_the_scheduler_breaks_on_goes_on(tmp_p
             cluster.ready("r1")
         cluster.ready("r1")
         assert await controller.load("a") == "r1"
+
+
+async def test_a_scheduler_that_takes_over_loses_nothing_that_runs_or_waits(
+    tmp_path: Path,
+) -> None:
+    """One is served, one waits for its slot, a lease stands, a model is pinned; then it breaks."""
+    async with running(entry("a", slots=1), entry("b"), state_dir=tmp_path) as (
+        controller,
+        cluster,
+    ):
+        first, second = Asker(controller, "a", "first"), Asker(controller, "a", "second")
+        await until(lambda: len(cluster.orders) == 1)
+        cluster.ready("r1")
+        await until(lambda: first.handle is not None)
+        lease = await controller.lease(model="a", caller="ann", ttl_ms=60_000, reason="a render")
+        controller.pin("a", is_pinned=True)
+        with broken_on(TimePassed):
+            controller.post(TimePassed())
+        (row,) = controller.leases()
+        assert (row["lease"], row["replica"], row["reason"]) == (lease.id, "r1", "a render")
+        (model, _) = cast("list[dict[str, object]]", controller.status()["models"])
+        assert model["pinned"]
+        assert second.handle is None
+        assert len(cluster.orders) == 1  # nothing is started anew
+        await first.finish()
+        await until(lambda: second.handle is not None)
+        await second.finish()
+        end = controller.lease_end(lease.id)
+        controller.release_lease(lease.id)
+        assert await end == "released"
+        await controller.unload("a", wait=False)
+        assert cluster.orders[-1].replica == "r1"
+        cluster.stopped("r1")
+        third = Asker(controller, "a", "third")
+        await until(lambda: len(cluster.orders) == 3)
+        assert cluster.orders[-1].replica == "r2"  # no id is used again
+        cluster.ready("r2")
+        await until(lambda: third.handle is not None)
+        await third.finish()
+
+
+async def test_a_lease_that_is_over_says_why_and_one_that_never_was_is_said_to_be_over(
+    tmp_path: Path,
+) -> None:
+    keeper = Keeper()
+    async with running(entry("a"), state_dir=tmp_path, leases=keeper) as (controller, cluster):
+        with pytest.raises(RequestError) as caught:
+            await controller.lease(model="a", caller="ann", ttl_ms=60_000)
+        assert caught.value.code == "not_loaded"
+        taking = asyncio.ensure_future(
+            controller.lease(model="a", caller="ann", ttl_ms=60_000, load=True)
+        )
+        await until(lambda: len(cluster.orders) == 1)
+        cluster.ready("r1")
+        lease = await taking
+        assert lease.replica == "r1"
+        assert 0 < controller.renew_lease(lease.id, 90_000).expires_in_s <= 90
+        end = controller.lease_end(lease.id)
+        cluster.stopped("r1", StopCause.CRASHED)
+        assert await end == "its replica is gone (crashed)"
+        assert await controller.lease_end("lease-nix") == "it is over"
+        controller.release_lease(lease.id)
+        with pytest.raises(RequestError):
+            controller.renew_lease(lease.id, 1_000)
+        assert [what for what, *_ in keeper.said] == ["taken", "renewed", "ended"]
+
+
+async def test_a_lease_whose_caller_left_is_taken_from_nobody(tmp_path: Path) -> None:
+    async with running(entry("a"), state_dir=tmp_path) as (controller, cluster):
+        taking = asyncio.ensure_future(
+            controller.lease(model="a", caller="ann", ttl_ms=60_000, load=True)
+        )
+        await until(lambda: len(cluster.orders) == 1)
+        taking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await taking
+        cluster.ready("r1")
+        assert not controller.leases()
+
+
+class Keeper:
+    """A fake `LeaseKeeper` that only listens."""
+
+    def __init__(self) -> None:
+        self.said: list[tuple[object, ...]] = []
+
+    def taken(
+        self, lease: str, model: str, replica: str, caller: str, reason: str, ttl_ms: int
+    ) -> None:
+        self.said.append(("taken", lease, model, replica, caller, reason, ttl_ms))
+
+    def renewed(self, lease: str, ttl_ms: int) -> None:
+        self.said.append(("renewed", lease, ttl_ms))
+
+    def ended(self, lease: str, why: str) -> None:
+        self.said.append(("ended", lease, why))
 
 
 async def test_an_unload_that_the_scheduler_breaks_on_fails_at_once(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ turn of the loop. A queue with a task behind it was refused: it adds two turns t
 request and nothing to the order of events, which is the order of `post` either way.
 
 Every step is kept in a journal. Should the scheduler break on a fact, the journal is saved, who
-waits for its answer is told, and the loop goes on with the next fact.
+waits for its answer is told, and a new scheduler takes over: the nodes say what runs there, this
+loop what is granted and leased, and those who wait are asked for again, in their order.
 
 Requests wait on one future each. Whatever ends one (answer, refusal, a caller that leaves)
 goes through the scheduler, so its books and what callers were told cannot differ.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -31,6 +33,8 @@ from rota.core.describe import describe
 from rota.core.effects import (
     Effect,
     Grant,
+    Leased,
+    LeaseEnded,
     Loaded,
     Refusal,
     RefusalCode,
@@ -42,23 +46,33 @@ from rota.core.effects import (
 from rota.core.events import (
     Event,
     GrantEnded,
+    LeaseAsked,
+    LeaseReleased,
+    LeaseRenewed,
     LoadAsked,
+    NodeJoined,
+    NodeLost,
     Outcome,
+    PinAsked,
     ReplicaReady,
+    ReplicaSilent,
     ReplicaStopped,
     RequestArrived,
     RequestCancelled,
+    Running,
     ShutdownAsked,
     StopCause,
     TimePassed,
     UnloadAsked,
 )
 from rota.core.scheduler import Scheduler
+from rota.core.types import LeaseClaim
 from rota.core.words import not_found
 from rota.engines.base import Endpoint
 from rota.errors import CapacityError, ReplicaError, RequestError, RotaError
 from rota.journal import Recorder, say_exception, stories
 from rota.journal.file import save
+from rota.store import LeaseKeeper
 from rota.waiting import waiting
 
 log = logging.getLogger("rota.controller")
@@ -69,6 +83,10 @@ CLOSE_MARGIN_S = 5.0
 """Over and above every grace, what shutting down waits for replicas to be gone."""
 MISTAKE_EVERY_MS = 60_000
 """A scheduler that breaks again and again saves its journal this often."""
+REBUILD_EVERY_MS = 1_000
+"""A state that breaks at once when it is built anew is not built anew without end."""
+NEWS = (NodeJoined, NodeLost, ReplicaReady, ReplicaSilent, ReplicaStopped)
+"""Facts that are logged whatever comes of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +111,7 @@ _ANSWERS = {
     RefusalCode.MODEL_WAITING: _Answer(CapacityError, 503),
     RefusalCode.NO_ROOM: _Answer(CapacityError, 503, retry=False),
     RefusalCode.NO_ENDPOINT: _Answer(CapacityError, 503),
+    RefusalCode.NOT_LOADED: _Answer(RequestError, 409, retry=False),
     RefusalCode.MODEL_UNLOADED: _Answer(CapacityError, 503),
     RefusalCode.SHUTTING_DOWN: _Answer(CapacityError, 503),
 }
@@ -100,12 +119,20 @@ _ANSWERS = {
 _ON_THE_WAY = (RefusalCode.MODEL_LOADING, RefusalCode.MODEL_WAITING)
 
 
+Ask = RequestArrived | LoadAsked | LeaseAsked
+Answer = Grant | Loaded | Leased
+
+
 @dataclass(frozen=True, slots=True)
 class _Caller:
     """Someone who waits for an answer about a model."""
 
-    model: str
-    answer: asyncio.Future[Grant | Loaded]
+    ask: Ask
+    answer: asyncio.Future[Answer]
+
+    @property
+    def model(self) -> str:
+        return self.ask.model
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,27 +143,44 @@ class _Mistake:
     error: Exception
 
 
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A claim that a replica is in use.
+
+    Args:
+        expires_in_s: from the time of the call; if it is not renewed.
+    """
+
+    id: str
+    model: str
+    replica: str
+    expires_in_s: float
+
+
 class Controller:
-    """Owns the scheduler; the gateway asks it for grants, the verbs for loads and unloads.
+    """Owns the scheduler; the gateway asks it for grants and leases, the verbs for loads.
 
     Use as `async with Controller(config, cluster) as controller`; leaving it ends every
     replica, waiting for nothing. `shutdown` first to let running requests end.
+
+    Args:
+        leases: remembers them beyond this run; None = nobody does.
     """
 
-    def __init__(self, config: Config, cluster: Cluster) -> None:
+    def __init__(self, config: Config, cluster: Cluster, leases: LeaseKeeper | None = None) -> None:
         self.config = config
         self._cluster = cluster
-        self._scheduler = Scheduler(
-            (entry.model for entry in config.models.values()),
-            queue_bytes_max=config.queue_bytes_max,
-            hold_ms_max=config.hold_ms_max,
-        )
+        self._keeper = leases
+        self._scheduler = self._new_scheduler()
         self._recorder = Recorder(self._scheduler)
         self._mistake: _Mistake | None = None
-        self._next_save_ms = 0
+        self._next_save_ms = self._next_rebuild_ms = 0
+        self._shutdown: ShutdownAsked | None = None
         self._inbox: deque[Event] = deque()
         self._is_stepping = False
         self._callers: dict[str, _Caller] = {}
+        self._serving: dict[str, str] = {}  # request → replica, for a scheduler that takes over
+        self._lease_ends: dict[str, list[asyncio.Future[str]]] = {}
         self._departures: dict[str, asyncio.Future[None]] = {}
         self._numbers = itertools.count(1)
         self._alarm: asyncio.TimerHandle | None = None
@@ -166,6 +210,7 @@ class Controller:
         queue_wait_ms: int | None = None,
         hold_ms: int | None = None,
         patience_ms: int | None = None,
+        priority: int | None = None,
     ) -> AsyncIterator[GrantHandle]:
         """The right to one slot of one replica, for as long as the block runs.
 
@@ -188,6 +233,7 @@ class Controller:
             queue_wait_ms=queue_wait_ms,
             hold_ms=hold_ms,
             patience_ms=patience_ms,
+            priority=priority,
             obstacle=self._obstacle(model),
         )
         handle = await self._granted(event)
@@ -202,7 +248,114 @@ class Controller:
         else:
             handle.end(Outcome.OK)
 
+    # ── leases ───────────────────────────────────────────────────────────────────────────
+
+    async def lease(
+        self,
+        *,
+        model: str,
+        caller: str,
+        ttl_ms: int,
+        reason: str = "",
+        load: bool = False,
+        replica: str | None = None,
+        activation_wait_ms: int | None = None,
+    ) -> Lease:
+        """Claim that a replica is in use though no request runs on it.
+
+        Args:
+            caller: who asks; see `events.RequestArrived`.
+            ttl_ms: how long it lasts unless renewed; `lease_ttl_max` bounds it.
+            load: bring the model up if it is not, and wait for that as a request would.
+            replica: the one it must be; None = any of the model.
+
+        Raises:
+            RotaError: it cannot be had; `not_loaded` if nothing is ready and `load` is not set.
+        """
+        event = LeaseAsked(
+            lease=f"lease-{secrets.token_hex(8)}",
+            model=model,
+            caller=caller,
+            ttl_ms=ttl_ms,
+            reason=reason,
+            load=load,
+            replica=replica,
+            activation_wait_ms=activation_wait_ms,
+            obstacle=self._obstacle(model) if load else "",
+        )
+        try:
+            answer = await self._ask(event)
+        except asyncio.CancelledError:
+            self._callers.pop(event.lease, None)
+            self.post(RequestCancelled(event.lease))
+            raise
+        assert isinstance(answer, Leased), answer
+        return self._find_lease(answer.lease)
+
+    def renew_lease(self, lease: str, ttl_ms: int) -> Lease:
+        """Let a lease last that long from now, within `lease_ttl_max` from when it was taken.
+
+        Raises:
+            RequestError: `lease_not_found`: it is over, or never was.
+        """
+        self._find_lease(lease)
+        self._order(LeaseRenewed(lease, ttl_ms))
+        found = self._find_lease(lease)
+        if self._keeper is not None:
+            self._keeper.renewed(lease, round(found.expires_in_s * 1_000))
+        return found
+
+    def release_lease(self, lease: str) -> None:
+        """End a lease. One that is over, or never was, changes nothing."""
+        self._order(LeaseReleased(lease))
+
+    def leases(self) -> list[dict[str, object]]:
+        """The leases that are not over, as plain values for JSON."""
+        self.post(TimePassed())
+        state, now_ms = self._scheduler.state, self._now_ms()
+        return [
+            {
+                "lease": lease.id,
+                "model": state.replicas[lease.replica].model.name,
+                "replica": lease.replica,
+                "caller": lease.caller,
+                "reason": lease.reason,
+                "age_s": (now_ms - lease.taken_ms) / 1_000,
+                "expires_in_s": (lease.until_ms - now_ms) / 1_000,
+            }
+            for lease in state.leases.values()
+        ]
+
+    def lease_end(self, lease: str) -> asyncio.Future[str]:
+        """Comes true when a lease is over, with why."""
+        future: asyncio.Future[str] = self._loop.create_future()
+        if lease in self._scheduler.state.leases:
+            self._lease_ends.setdefault(lease, []).append(future)
+        else:
+            future.set_result("it is over")
+        return future
+
+    def _find_lease(self, lease: str) -> Lease:
+        state = self._scheduler.state
+        found = state.leases.get(lease)
+        if found is None:
+            raise RequestError(
+                f"There is no lease {lease!r}, or it is over.", code="lease_not_found", status=404
+            )
+        left_s = (found.until_ms - self._now_ms()) / 1_000
+        return Lease(lease, state.replicas[found.replica].model.name, found.replica, left_s)
+
     # ── for the verbs ────────────────────────────────────────────────────────────────────
+
+    def pin(self, model: str, *, is_pinned: bool) -> None:
+        """Let no replica of a model be made to leave, whoever needs room; or let them again.
+
+        Raises:
+            RequestError: there is no such model.
+        """
+        if model not in self._scheduler.state.demands:
+            raise self._error(model, not_found(model))
+        self._order(PinAsked(model, is_pinned))
 
     async def load(self, model: str) -> str:
         """Bring a model up, waiting until it is ready.
@@ -255,7 +408,8 @@ class Controller:
         stop_grace_ms = max(
             (entry.model.stop_grace_ms for entry in self.config.models.values()), default=0
         )
-        self._order(ShutdownAsked(grace_ms))
+        self._shutdown = ShutdownAsked(grace_ms)
+        self._order(self._shutdown)
         bound_s = (grace_ms + stop_grace_ms) / 1_000 + CLOSE_MARGIN_S
         try:
             async with asyncio.timeout(bound_s):
@@ -346,6 +500,8 @@ class Controller:
         now_ms = self._now_ms()
         is_news = not isinstance(event, TimePassed) or self._is_due(now_ms)
         effects: list[Effect] = []
+        if isinstance(event, GrantEnded | RequestCancelled):
+            self._serving.pop(event.request, None)
         try:
             effects = self._scheduler.step(event, now_ms)
         except Exception as error:  # noqa: BLE001 - said and saved; every other request goes on
@@ -353,9 +509,8 @@ class Controller:
         else:
             if is_news or effects:
                 self._recorder.note(now_ms, event, effects)
-        if isinstance(event, ReplicaReady | ReplicaStopped):
-            is_own_doing = isinstance(event, ReplicaStopped) and event.cause is not StopCause.ASKED
-            log.log(logging.WARNING if is_own_doing else logging.INFO, "%s", describe(event))
+        if isinstance(event, NEWS):
+            log.log(_level_of(event), "%s", describe(event))
         # An engine's last words have just been told, or are in the refusal.
         cause = replace(event, detail="") if isinstance(event, ReplicaStopped) else event
         for effect in effects:
@@ -385,10 +540,50 @@ class Controller:
                 log.error("how it came to that: rota explain --journal %s", path)
             except OSError:
                 log.exception("how it came to that cannot be saved")
-        if isinstance(event, RequestArrived | LoadAsked):
+        if isinstance(event, Ask):
             caller = self._callers.pop(event.request, None)
             if caller is not None and not caller.answer.done():
                 caller.answer.set_exception(error)
+        if now_ms >= self._next_rebuild_ms:
+            self._next_rebuild_ms = now_ms + REBUILD_EVERY_MS
+            self._rebuild(now_ms)
+
+    def _rebuild(self, now_ms: int) -> None:
+        """Let a new scheduler take over. Nothing that serves or waits is lost; ages begin anew."""
+        broken = self._scheduler
+        self._scheduler = self._new_scheduler(broken.orders.replica_count)
+        self._recorder = Recorder(self._scheduler)
+        known = {joined.node: joined for joined in self._cluster.joined()}
+        events: list[Event] = [
+            PinAsked(name, demand.is_pinned) for name, demand in broken.state.demands.items()
+        ]
+        for joined in known.values():
+            running = (self._in_use(found, broken, now_ms) for found in joined.running)
+            events.append(replace(joined, running=tuple(running)))
+        events += [caller.ask for caller in self._callers.values()]
+        if self._shutdown is not None:
+            events.append(self._shutdown)
+        log.warning("a new scheduler takes over, with %s", ", ".join(map(describe, known.values())))
+        self._inbox.extendleft(reversed(events))
+
+    def _in_use(self, found: Running, broken: Scheduler, now_ms: int) -> Running:
+        """What a node says of a replica, and what is known here to run on it."""
+        grants = tuple(q for q, replica in self._serving.items() if replica == found.replica)
+        leases = tuple(
+            LeaseClaim(lease.id, lease.until_ms - now_ms, lease.reason)
+            for lease in broken.state.leases.values()
+            if lease.replica == found.replica and lease.until_ms > now_ms
+        )
+        return replace(found, grants=grants, leases=leases)
+
+    def _new_scheduler(self, replica_count: int = 0) -> Scheduler:
+        return Scheduler(
+            (entry.model for entry in self.config.models.values()),
+            queue_bytes_max=self.config.queue_bytes_max,
+            hold_ms_max=self.config.hold_ms_max,
+            lease_ms_max=self.config.lease_ttl_ms_max,
+            replica_count=replica_count,
+        )
 
     def _order(self, event: Event) -> None:
         """Post what someone waits for by other means than an answer.
@@ -402,10 +597,16 @@ class Controller:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Grant() | Loaded():
-                caller = self._callers.pop(effect.request, None)
-                if caller is not None and not caller.answer.done():
-                    caller.answer.set_result(effect)
+            case Grant():
+                self._serving[effect.request] = effect.replica
+                self._answer(effect.request, effect)
+            case Loaded():
+                self._answer(effect.request, effect)
+            case Leased():
+                self._keep(effect)
+                self._answer(effect.lease, effect)
+            case LeaseEnded():
+                self._lease_ended(effect)
             case Refuse():
                 caller = self._callers.pop(effect.request, None)
                 if caller is not None and not caller.answer.done():
@@ -419,8 +620,29 @@ class Controller:
             case _:
                 assert_never(effect)
 
-    def _ask(self, event: RequestArrived | LoadAsked) -> asyncio.Future[Grant | Loaded]:
-        caller = _Caller(event.model, self._loop.create_future())
+    def _answer(self, request: str, answer: Answer) -> None:
+        caller = self._callers.pop(request, None)
+        if caller is not None and not caller.answer.done():
+            caller.answer.set_result(answer)
+
+    def _keep(self, leased: Leased) -> None:
+        lease = self._scheduler.state.leases.get(leased.lease)
+        if self._keeper is None or lease is None:  # over already, in the same step
+            return
+        ttl_ms = lease.until_ms - lease.taken_ms
+        self._keeper.taken(
+            lease.id, leased.model, lease.replica, lease.caller, lease.reason, ttl_ms
+        )
+
+    def _lease_ended(self, ended: LeaseEnded) -> None:
+        if self._keeper is not None:
+            self._keeper.ended(ended.lease, ended.why)
+        for future in self._lease_ends.pop(ended.lease, ()):
+            if not future.done():
+                future.set_result(ended.why)
+
+    def _ask(self, event: Ask) -> asyncio.Future[Answer]:
+        caller = _Caller(event, self._loop.create_future())
         self._callers[event.request] = caller
         self.post(event)
         return caller.answer
@@ -438,7 +660,7 @@ class Controller:
         except ReplicaError:  # it ended between being granted and being looked up
             self.post(GrantEnded(event.request, Outcome.FAILED))
             raise
-        return GrantHandle(self.post, event.model, grant, endpoint)
+        return GrantHandle(self.post, self._cluster.heard, event.model, grant, endpoint)
 
     def _load_asked(self, model: str) -> LoadAsked:
         return LoadAsked(self._unused_id("load"), model, self._obstacle(model))
@@ -450,8 +672,8 @@ class Controller:
 
     def _unused_id(self, wanted: str) -> str:
         """`wanted`, or something that begins with it, which no request here has."""
-        found = wanted
-        while found in self._callers or found in self._scheduler.state.granted:
+        found, state = wanted, self._scheduler.state
+        while found in self._callers or found in state.granted or found in state.leases:
             found = f"{wanted}~{next(self._numbers)}"
         return found
 
@@ -518,6 +740,7 @@ class GrantHandle:
     """
 
     __slots__ = (
+        "_heard",
         "_is_over",
         "_post",
         "_request",
@@ -530,9 +753,15 @@ class GrantHandle:
     )
 
     def __init__(
-        self, post: Callable[[Event], None], model: str, grant: Grant, endpoint: Endpoint
+        self,
+        post: Callable[[Event], None],
+        heard: Callable[[str], None],
+        model: str,
+        grant: Grant,
+        endpoint: Endpoint,
     ) -> None:
         self._post = post
+        self._heard = heard
         self._request = grant.request
         self._is_over = False
         self.model = model
@@ -542,15 +771,33 @@ class GrantHandle:
         self.loaded = grant.loaded
         self.why = grant.why
 
-    def end(self, outcome: Outcome, *, is_tool_call: bool = False) -> None:
-        """Give the slot back. Only the first call counts."""
+    def heard(self) -> None:
+        """Bytes came from the engine: it is not silent, whatever its probes say."""
+        self._heard(self.replica)
+
+    def end(
+        self, outcome: Outcome, *, is_tool_call: bool = False, lease: LeaseClaim | None = None
+    ) -> None:
+        """Give the slot back. Only the first call counts.
+
+        Args:
+            lease: what goes on behind the answer; it takes the place of the grant without an
+                instant between them.
+        """
         if not self._is_over:
             self._is_over = True
-            self._post(GrantEnded(self._request, outcome, is_tool_call))
+            self._post(GrantEnded(self._request, outcome, is_tool_call, lease))
 
 
 def _whole_seconds(ms: int | None) -> int | None:
     return None if ms is None else -(-ms // 1_000)
+
+
+def _level_of(event: Event) -> int:
+    """What a replica does by itself, or a node, is worth a warning."""
+    is_asked = isinstance(event, ReplicaStopped) and event.cause is StopCause.ASKED
+    is_expected = is_asked or isinstance(event, ReplicaReady | NodeJoined)
+    return logging.INFO if is_expected else logging.WARNING
 
 
 def _level(effect: Effect) -> int:

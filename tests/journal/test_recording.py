@@ -195,7 +195,7 @@ BELOW_NOTHING = (
     ("number", "line", "said"),
     [
         (0, b"{}", "its first line is not a journal's head"),
-        (0, b'{"rota_journal": 2}', "it has format 2; this rota reads 1"),
+        (0, b'{"rota_journal": 3}', "it has format 3; this rota reads 2"),
         (0, b"\xff", "line 1 is not JSON"),
         (1, b"[]", "line 2 is not an object"),
         (1, b"{}", "the state is not a list of rows"),

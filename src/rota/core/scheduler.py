@@ -476,6 +476,9 @@ class Scheduler:
         for replica in list(self.state.replicas.values()):
             if replica.placement.node == event.node:
                 self.orders.remove_replica(replica, f"node {event.node} was lost")
+        for demand in self.state.demands.values():
+            if demand.promise is not None and demand.promise.placement.node == event.node:
+                self.orders.drop_promise(demand)
         self.state.ledger.leave_node(event.node)
         self.state.lost.add(event.node)
         self.orders.is_room_stale = True

@@ -148,7 +148,7 @@ def refusal(state: State, demand: Demand, code: RefusalCode, request: RequestId)
             retry_ms = RETRY_MS_MIN
             text = _told_once(f"{name} is run elsewhere and does not answer.", demand)
         case RefusalCode.NOT_LOADED:
-            text = f"{name} has no ready replica to lease; `load` in the request would bring it up."
+            text = f"{name} has no ready replica to lease; `load: true` would bring it up."
         case RefusalCode.MODEL_UNLOADED:
             text = f"{name} was unloaded by hand while this request waited for it."
         case RefusalCode.SHUTTING_DOWN:

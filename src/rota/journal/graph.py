@@ -119,7 +119,10 @@ def _taker(kind: type) -> Callable[[Any], tuple[object, ...]] | None:
     if _is_value(kind):
         _shared.add(kind)
         return None
-    return cast("Callable[[Any], tuple[object, ...]]", attrgetter(*_names(kind)))
+    names = _names(kind)
+    if len(names) == 1:  # of one name an attrgetter makes no tuple
+        return lambda value: (getattr(value, names[0]),)
+    return cast("Callable[[Any], tuple[object, ...]]", attrgetter(*names))
 
 
 def _fill(thing: Any, kind: type, parts: list[object]) -> None:

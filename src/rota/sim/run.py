@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from random import Random
 
+from rota.core.clearing import COOLDOWN_MS_MAX
 from rota.core.describe import describe
 from rota.core.effects import Effect, Grant, Loaded, Refuse, Start, Stop, Tell
 from rota.core.events import Event, LoadAsked, ShutdownAsked, TimePassed, UnloadAsked
 from rota.core.invariants import EffectAudit, check
-from rota.core.clearing import COOLDOWN_MS_MAX
 from rota.core.orders import NEVER_MS
 from rota.core.scheduler import OWED_MS, Scheduler
 from rota.core.types import ModelName
