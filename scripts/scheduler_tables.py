@@ -16,8 +16,10 @@ from rota.core.events import (
     Event,
     GrantEnded,
     NodeJoined,
+    NodeLost,
     Outcome,
     ReplicaReady,
+    ReplicaSilent,
     ReplicaStopped,
     RequestArrived,
     ShutdownAsked,
@@ -55,6 +57,8 @@ THEN: dict[str, tuple[Event, int]] = {
     "`idle_timeout` passes, or the grace": (TimePassed(), IDLE_MS),
     "unload asked, with grace": (UnloadAsked("a", 30_000), 0),
     "shutdown asked, no grace": (ShutdownAsked(0), 0),
+    "it answers nothing any more": (ReplicaSilent("r1"), 0),
+    "its node is lost": (NodeLost("n0"), 0),
     "it is gone": (ReplicaStopped("r1", StopCause.CRASHED), 0),
 }
 
