@@ -6,13 +6,20 @@ A file is blocks: commands, `----`, what comes of them (with the time in seconds
 line. Lines that begin with `#` are for the reader. Commands:
 
     model NAME [memory=8|whole] [devices=1] [min=0] [max=1] [idle=600] [slots=1] [queue=1000]
-          [wait=45] [patience=300] [hold=0] [hold_finished=0] [load=S]
+          [wait=45] [patience=300] [hold=0] [hold_finished=0] [load=S] [priority=0]
+          [pinned] [exclusive] [rejects]
                              memory in MiB, times in seconds
-    join DEVICE=MIB …        ask ID MODEL CALLER [WAIT] [hold=S] [patience=S]
+    join DEVICE=MIB …        join-node NODE DEVICE=MIB … [REPLICA=MODEL:DEVICE:MIB …]
+    lose-node NODE           ask ID MODEL CALLER [WAIT] [hold=S] [patience=S] [priority=N]
     leave ID                 end ID [OUTCOME]            call ID        (it ends in a tool call)
+    job ID LEASE SECONDS     (it ends, and goes on as a lease)
+    lease ID MODEL CALLER SECONDS [load] [on=REPLICA]    renew ID SECONDS     release ID
     ready REPLICA            gone REPLICA [CAUSE …]      lost REPLICA SAYING  (hopeless)
+    silent REPLICA           pin MODEL                   unpin MODEL
     load ID MODEL            unload MODEL SECONDS        shutdown SECONDS
     wait SECONDS             (time passes; rota wakes when it asked to)
+    agent MODEL CALLER EVERY N    (N rounds: it asks, and half the time later its answer calls
+                             a tool; what is granted to it is not told)
     state                    (models in a word each, replicas, what waits, what is owed)
 """
 
@@ -27,13 +34,20 @@ from rota.core.describe import describe, model_state
 from rota.core.events import (
     Event,
     GrantEnded,
+    LeaseAsked,
+    LeaseReleased,
+    LeaseRenewed,
     LoadAsked,
     NodeJoined,
+    NodeLost,
     Outcome,
+    PinAsked,
     ReplicaReady,
+    ReplicaSilent,
     ReplicaStopped,
     RequestArrived,
     RequestCancelled,
+    Running,
     ShutdownAsked,
     StopCause,
     TimePassed,
@@ -41,7 +55,8 @@ from rota.core.events import (
 )
 from rota.core.invariants import EffectAudit, check
 from rota.core.scheduler import Scheduler
-from rota.core.types import Device, Model, Scaling
+from rota.core.state import Replica
+from rota.core.types import Device, LeaseClaim, Model, Phase, Placement, Scaling
 
 HERE = Path(__file__).parent / "transcripts"
 
@@ -76,6 +91,7 @@ class Stage:
     def __init__(self) -> None:
         self.now_ms = 0
         self.models: list[Model] = []
+        self.rounds = 0
         self._scheduler: Scheduler | None = None
 
     @property
@@ -92,6 +108,8 @@ class Stage:
                 self.models.append(_model(words[0], words[1:]))
             case "wait":
                 yield from self._wait(self.now_ms + _ms(words[0]))
+            case "agent":
+                yield from self._agent(words[0], words[1], _ms(words[2]), int(words[3]))
             case "state":
                 yield from self._state()
             case _:
@@ -103,6 +121,16 @@ class Stage:
             yield from self._feed(TimePassed())
         self.now_ms = until_ms
 
+    def _agent(self, model: str, caller: str, every_ms: int, rounds: int) -> Iterator[str]:
+        for _ in range(rounds):
+            self.rounds += 1
+            request = f"{caller}{self.rounds}"
+            said = [*self._feed(RequestArrived(request, model, caller))]
+            said += self._wait(self.now_ms + every_ms // 2)
+            said += self._feed(GrantEnded(request, Outcome.OK, is_tool_call=True))
+            said += self._wait(self.now_ms + every_ms // 2)
+            yield from (line for line in said if f"grant {request} " not in line)
+
     def _feed(self, event: Event) -> Iterator[str]:
         effects = self.scheduler.step(event, self.now_ms)
         self.audit.watch(event, effects, self.now_ms)
@@ -113,20 +141,49 @@ class Stage:
     def _state(self) -> Iterator[str]:
         state = self.scheduler.state
         for name, demand in state.demands.items():
-            replicas = " ".join(
-                f"{replica.id}({len(replica.grants)}{' closed' if replica.closed_for else ''})"
-                for replica in demand.replicas.values()
-            )
+            replicas = " ".join(_say(replica) for replica in demand.replicas.values())
             counts = f"waiting {len(demand.waiting)}, told {len(demand.told)}, "
             counts += f"left {len(demand.left)}" + (", owed" if demand.is_owed else "")
             yield f"{name} {model_state(state, demand)}: {replicas or 'no replica'}, {counts}"
 
 
+def _say(replica: Replica) -> str:
+    leases = f" +{len(replica.leases)} leased" if replica.leases else ""
+    return f"{replica.id}({len(replica.grants)}{leases}{' closed' * bool(replica.closed_for)})"
+
+
+def _joined(node: str, words: list[str]) -> NodeJoined:
+    devices, running = [], []
+    for name, value in (word.split("=") for word in words):
+        if ":" not in value:
+            devices.append(Device(name, int(value)))
+            continue
+        model, device, mib = value.split(":")
+        running.append(Running(name, model, Placement(node, (device,), (int(mib),)), Phase.READY))
+    return NodeJoined(node, tuple(devices), tuple(running))
+
+
 def _event(verb: str, words: list[str]) -> Event:
     match [verb, *words]:
         case ["join", *devices]:
-            pairs = [device.split("=") for device in devices]
-            return NodeJoined("n0", tuple(Device(name, int(mib)) for name, mib in pairs))
+            return _joined("n0", devices)
+        case ["join-node", node, *devices]:
+            return _joined(node, devices)
+        case ["lose-node", node]:
+            return NodeLost(node)
+        case ["job", request, lease, ttl]:
+            return GrantEnded(request, Outcome.OK, lease=LeaseClaim(lease, _ms(ttl), "a job"))
+        case ["lease", lease, model, caller, ttl, *said]:
+            on = next((word[3:] for word in said if word.startswith("on=")), None)
+            return LeaseAsked(lease, model, caller, _ms(ttl), load="load" in said, replica=on)
+        case ["renew", lease, ttl]:
+            return LeaseRenewed(lease, _ms(ttl))
+        case ["release", lease]:
+            return LeaseReleased(lease)
+        case ["silent", replica]:
+            return ReplicaSilent(replica, "no probe was answered for 60 s")
+        case ["pin" | "unpin", model]:
+            return PinAsked(model, verb == "pin")
         case ["ask", request, model, caller, *said]:
             return _arrival(request, model, caller, said)
         case ["call", request]:
@@ -156,6 +213,8 @@ def _event(verb: str, words: list[str]) -> Event:
 
 
 def _arrival(request: str, model: str, caller: str, said: list[str]) -> RequestArrived:
+    priority = next((int(word[9:]) for word in said if word.startswith("priority=")), None)
+    said = [word for word in said if not word.startswith("priority=")]
     stated = {name: _ms(value) for name, _, value in (word.rpartition("=") for word in said)}
     wait_ms = stated.pop("", None)
     arrival = RequestArrived(
@@ -166,13 +225,15 @@ def _arrival(request: str, model: str, caller: str, said: list[str]) -> RequestA
         queue_wait_ms=wait_ms,
         hold_ms=stated.pop("hold", None),
         patience_ms=stated.pop("patience", None),
+        priority=priority,
     )
     assert not stated, stated
     return arrival
 
 
 def _model(name: str, words: list[str]) -> Model:
-    said = dict(word.split("=") for word in words)
+    flags = {word for word in words if "=" not in word}
+    said = dict(word.split("=") for word in words if "=" in word)
     memory = said.pop("memory", "8")
     low, high = int(said.pop("min", "0")), int(said.pop("max", "1"))
     model = Model(
@@ -187,8 +248,13 @@ def _model(name: str, words: list[str]) -> Model:
         hold_ms=_ms(said.pop("hold", "0")),
         hold_finished_ms=_ms(said.pop("hold_finished", "0")),
         load_ms=_ms(said.pop("load")) if "load" in said else None,
+        priority=int(said.pop("priority", "0")),
+        is_pinned="pinned" in flags,
+        is_exclusive_while_busy="exclusive" in flags,
+        rejects_when_full="rejects" in flags,
     )
     assert not said, said
+    assert flags <= {"pinned", "exclusive", "rejects"}, flags
     return model
 
 

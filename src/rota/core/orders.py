@@ -219,7 +219,10 @@ class Orders:
             replica, self.state.now_ms, entry.caller, entry.hold_ms
         )
         waited_ms = self.state.now_ms - entry.arrived_ms
-        why = replica.why if entry.met_load else "every slot was taken" if waited_ms else ""
+        why = "every slot was taken" if waited_ms else ""
+        if entry.met_load:
+            is_new = entry.arrived_ms <= replica.phase_since_ms
+            why = replica.why if is_new else "it stood back for a demand that had waited longer"
         self.effects.append(Grant(entry.request, replica.id, waited_ms, entry.met_load, why))
 
     def lease(self, replica: Replica, claim: LeaseClaim, caller: str, waited_ms: int = 0) -> None:
