@@ -14,9 +14,10 @@ from pathlib import Path
 
 from rota.config.values import CommandEngine, Config, ModelConfig, UrlEngine
 from rota.core.events import Outcome
-from rota.core.types import Model, Scaling
+from rota.core.types import LeaseClaim, Model, Scaling
 from rota.engines.base import Endpoint
 from rota.errors import RequestError
+from rota.store import LeaseKeeper
 from tests.gateway.wire import HANG_S
 
 
@@ -170,6 +171,7 @@ class GrantCall:
     queue_wait_ms: int | None
     hold_ms: int | None
     patience_ms: int | None
+    priority: int | None
 
 
 @dataclass
@@ -185,11 +187,29 @@ class FakeGrant:
     why: str = ""
     outcome: Outcome | None = None
     is_tool_call: bool = False
+    lease: LeaseClaim | None = None
+    heard_count: int = 0
 
-    def end(self, outcome: Outcome, *, is_tool_call: bool = False) -> None:
+    def end(
+        self, outcome: Outcome, *, is_tool_call: bool = False, lease: LeaseClaim | None = None
+    ) -> None:
         if self.outcome is None:
             self.outcome = outcome
             self.is_tool_call = is_tool_call
+            self.lease = lease
+
+    def heard(self) -> None:
+        self.heard_count += 1
+
+
+@dataclass
+class FakeLease:
+    """A lease as a caller sees it."""
+
+    id: str
+    model: str
+    replica: str
+    expires_in_s: float
 
 
 Decide = Callable[[GrantCall, FakeGrant], Awaitable[None]]
@@ -213,6 +233,10 @@ class FakeController:
     asked: list[tuple[object, ...]] = field(default_factory=list)
     load_error: Exception | None = None
     loading: asyncio.Event | None = None
+    keeper: LeaseKeeper | None = None
+    active: dict[str, dict[str, object]] = field(default_factory=dict)
+    ends: dict[str, asyncio.Future[str]] = field(default_factory=dict)
+    is_loaded: bool = True
 
     def grant(
         self,
@@ -225,6 +249,7 @@ class FakeController:
         queue_wait_ms: int | None = None,
         hold_ms: int | None = None,
         patience_ms: int | None = None,
+        priority: int | None = None,
     ) -> AbstractAsyncContextManager[FakeGrant]:
         call = GrantCall(
             request,
@@ -235,6 +260,7 @@ class FakeController:
             queue_wait_ms,
             hold_ms,
             patience_ms,
+            priority,
         )
         self.calls.append(call)
         return self._grant(call)
@@ -272,6 +298,60 @@ class FakeController:
     @property
     def outcomes(self) -> list[Outcome | None]:
         return [grant.outcome for grant in self.grants]
+
+    async def lease(
+        self,
+        *,
+        model: str,
+        caller: str,
+        ttl_ms: int,
+        reason: str = "",
+        load: bool = False,
+        replica: str | None = None,
+        activation_wait_ms: int | None = None,
+    ) -> FakeLease:
+        self.asked.append(("lease", model, caller, ttl_ms, reason, load))
+        if not self.is_loaded and not load:
+            raise RequestError(f"{model} is not loaded", code="not_loaded", status=409)
+        if load:
+            await self.load(model)
+        lease, replica = f"lease-{len(self.ends) + 1}", replica or f"{model}-1"
+        self.ends[lease] = asyncio.get_running_loop().create_future()
+        self.active[lease] = {
+            "lease": lease,
+            "model": model,
+            "replica": replica,
+            "caller": caller,
+            "reason": reason,
+            "age_s": 0.0,
+            "expires_in_s": ttl_ms / 1_000,
+        }
+        if self.keeper is not None:
+            self.keeper.taken(lease, model, replica, caller, reason, ttl_ms)
+        return FakeLease(lease, model, replica, ttl_ms / 1_000)
+
+    def renew_lease(self, lease: str, ttl_ms: int) -> FakeLease:
+        active = self.active[lease]
+        active["expires_in_s"] = ttl_ms / 1_000
+        return FakeLease(lease, str(active["model"]), str(active["replica"]), ttl_ms / 1_000)
+
+    def release_lease(self, lease: str) -> None:
+        self.end_lease(lease, "released")
+
+    def end_lease(self, lease: str, why: str) -> None:
+        if self.active.pop(lease, None) is not None:
+            self.ends[lease].set_result(why)
+            if self.keeper is not None:
+                self.keeper.ended(lease, why)
+
+    def leases(self) -> list[dict[str, object]]:
+        return list(self.active.values())
+
+    def lease_end(self, lease: str) -> asyncio.Future[str]:
+        return self.ends[lease]
+
+    def pin(self, model: str, *, is_pinned: bool) -> None:
+        self.asked.append(("pin", model, is_pinned))
 
     async def load(self, model: str) -> str:
         self.asked.append(("load", model))

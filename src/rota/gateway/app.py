@@ -20,7 +20,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from datetime import UTC, datetime
 from typing import TypeVar, cast
 
@@ -36,11 +36,11 @@ from rota.errors import RequestError, RotaError
 from rota.gateway import proxy
 from rota.gateway.client import Client
 from rota.gateway.errors import error_body, error_headers, internal_error, send_error
-from rota.gateway.surface import Controller
+from rota.gateway.leases import Handler, Leases
+from rota.gateway.surface import Controller, LeaseRecords
 from rota.gateway.watch import ClientGoneError, Watch
 
 T = TypeVar("T")
-Handler = Callable[[Request], Awaitable[Response]]
 
 GREETING = "rota is running"
 GRACE_S_MAX = 86_400
@@ -57,12 +57,19 @@ class App:
     Args:
         controller: decides and knows; never closed from here.
         client: towards the engines; None = one of our own, closed by `close`.
+        records: of leases that are over; None = none are kept.
     """
 
-    def __init__(self, controller: Controller, *, client: Client | None = None) -> None:
+    def __init__(
+        self,
+        controller: Controller,
+        *,
+        client: Client | None = None,
+        records: LeaseRecords | None = None,
+    ) -> None:
         self._client = client or Client()
         self._proxy = proxy.Proxy(controller, self._client)
-        self._beside = _Beside(controller).application()
+        self._beside = _Beside(controller, records).application()
         self._run = os.urandom(4).hex()
         self._count = itertools.count(1)
 
@@ -92,8 +99,9 @@ class App:
 class _Beside:
     """Everything that is not the data path."""
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: Controller, records: LeaseRecords | None) -> None:
         self._controller = controller
+        self._leases = Leases(controller, self._find, records)
         self._since = int(time.time())
 
     def application(self) -> Starlette:
@@ -109,7 +117,10 @@ class _Beside:
             Route("/rota/v1/journal", admin(self._save_journal), methods=["POST"]),
             Route("/rota/v1/models/{name:path}/load", admin(self._load), methods=["POST"]),
             Route("/rota/v1/models/{name:path}/unload", admin(self._unload), methods=["POST"]),
+            Route("/rota/v1/models/{name:path}/pin", admin(self._pin), methods=["POST"]),
+            Route("/rota/v1/models/{name:path}/unpin", admin(self._unpin), methods=["POST"]),
             Route("/rota/v1/unload", admin(self._unload), methods=["POST"]),
+            *self._leases.routes(admin),
             Route("/queue", admin(self._queue)),
             # llama-swap's names, for the tools that know them.
             Route("/running", admin(self._running)),
@@ -222,6 +233,17 @@ class _Beside:
         await _while_there(request, unloading)
         state, status = ("unloaded", 200) if wait else ("asked", 202)
         return JSONResponse({"model": name, "state": state}, status_code=status)
+
+    async def _pin(self, request: Request) -> Response:
+        return self._set_pinned(request, is_pinned=True)
+
+    async def _unpin(self, request: Request) -> Response:
+        return self._set_pinned(request, is_pinned=False)
+
+    def _set_pinned(self, request: Request, *, is_pinned: bool) -> Response:
+        name = self._find(request.path_params["name"]).name
+        self._controller.pin(name, is_pinned=is_pinned)
+        return JSONResponse({"model": name, "pinned": is_pinned})
 
     async def _running(self, request: Request) -> Response:
         running = [

@@ -6,13 +6,16 @@ rather than a base class: the controller need not know who reads it.
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
 
 from rota.config.values import Config
 from rota.core.events import Outcome
+from rota.core.types import LeaseClaim
 from rota.engines.base import Endpoint
+from rota.store import LeaseRecord
 
 
 class GrantHandle(Protocol):
@@ -31,9 +34,28 @@ class GrantHandle(Protocol):
     @property
     def why(self) -> str: ...
 
-    def end(self, outcome: Outcome, *, is_tool_call: bool = False) -> None:
+    def end(
+        self, outcome: Outcome, *, is_tool_call: bool = False, lease: LeaseClaim | None = None
+    ) -> None:
         """Give the slot back; only the first call counts. Leaving the grant's context does
-        it too: OK, CANCELLED for a cancellation, FAILED for any other exception."""
+        it too: OK, CANCELLED for a cancellation, FAILED for any other exception. With `lease`
+        the replica is leased in the same step."""
+
+    def heard(self) -> None:
+        """Bytes came from the engine."""
+
+
+class Lease(Protocol):
+    """A claim on a replica, as it was when it was asked for."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def replica(self) -> str: ...
+    @property
+    def expires_in_s(self) -> float: ...
 
 
 class Controller(Protocol):
@@ -53,11 +75,41 @@ class Controller(Protocol):
         queue_wait_ms: int | None = None,
         hold_ms: int | None = None,
         patience_ms: int | None = None,
+        priority: int | None = None,
     ) -> AbstractAsyncContextManager[GrantHandle]:
         """Wait for a slot of the model; cancelling the wait withdraws the request.
 
         Raises: RotaError: any of the refusals.
         """
+
+    async def lease(
+        self,
+        *,
+        model: str,
+        caller: str,
+        ttl_ms: int,
+        reason: str = "",
+        load: bool = False,
+        replica: str | None = None,
+        activation_wait_ms: int | None = None,
+    ) -> Lease:
+        """Claim a ready replica of the model (the one named, if any); with `load`, wait for one.
+        Cancelling withdraws it. Raises: RotaError: any of the refusals."""
+
+    def renew_lease(self, lease: str, ttl_ms: int) -> Lease:
+        """Let it last for so long from now. Raises: RequestError: 404, it is over."""
+
+    def release_lease(self, lease: str) -> None:
+        """End it; one that is over, or never was, changes nothing."""
+
+    def leases(self) -> list[dict[str, object]]:
+        """The active ones, as in the body of `GET /rota/v1/leases`."""
+
+    def lease_end(self, lease: str) -> asyncio.Future[str]:
+        """Why it ended, once it has."""
+
+    def pin(self, model: str, *, is_pinned: bool) -> None:
+        """From now on the model does not leave once it is loaded, or may again."""
 
     async def load(self, model: str) -> str:
         """Bring a model up and wait for it; the replica's id. Raises: RotaError."""
@@ -81,3 +133,13 @@ class Controller(Protocol):
 
     async def save_journal(self) -> Path:
         """Write down what was decided lately. Raises: RotaError: it cannot be."""
+
+
+class LeaseRecords(Protocol):
+    """What is remembered of leases; see `rota.store.LeaseStore`."""
+
+    def find(self, lease: str) -> LeaseRecord | None:
+        """The record of a lease, if it is remembered."""
+
+    def recently_ended(self, count_max: int = ...) -> list[LeaseRecord]:
+        """Leases that are over, the latest first."""
