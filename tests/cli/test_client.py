@@ -60,6 +60,7 @@ class Fake(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.answers = answers
         self.asked: list[str] = []
+        self.bodies: list[object] = []
         self.may_load = threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
 
@@ -69,6 +70,8 @@ class _Handler(BaseHTTPRequestHandler):
         server = self.server
         assert isinstance(server, Fake)
         server.asked.append(f"{self.command} {self.path}")
+        length = int(self.headers.get("Content-Length") or 0)
+        server.bodies.append(json.loads(self.rfile.read(length)) if length else None)
         if self.path.endswith("/status"):
             server.may_load.set()
         if "/load" in self.path:
@@ -117,6 +120,28 @@ def test_ps() -> None:
     assert " ".join(lines[2]) == "big waiting 3"
     assert " ".join(lines[3]) == "waiting for smol to leave"
     assert " ".join(lines[4]) == "local/cpu: 600 MiB of 1 GiB used"
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"in_flight": 2, "idle_s": None}, "2"),
+        ({"in_flight": 2, "idle_s": None, "leases": 1}, "2, leased"),
+        ({"idle_s": None, "leases": 1, "held_s": None}, "leased"),
+        ({"idle_s": 3.0, "leases": 0, "held_s": 7.5}, "idle 3.0 s, held 7.5 s"),
+    ],
+)
+def test_ps_says_what_keeps_a_replica(facts: dict[str, object], said: str) -> None:
+    replica = READY["replicas"][0] | facts  # type: ignore[index]
+    models = [
+        {**READY, "replicas": [replica], "pinned": True},
+        {**WAITING, "reason": None, "waiting": 0, "pinned": True},
+    ]
+    with fake(status=(200, {"models": models, "devices": []})) as server:
+        lines = run(server, "ps").stdout.splitlines()
+    assert lines[1].startswith("smol   ready, pinned    r1  ")
+    assert lines[1].endswith(f"600 MiB  {said}")
+    assert lines[2].split() == ["big", "waiting,", "pinned"]
 
 
 def test_ps_shows_nothing_that_a_terminal_obeys() -> None:

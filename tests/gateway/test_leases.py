@@ -108,7 +108,8 @@ async def test_a_lease_that_never_was(tmp_path: Path) -> None:
             answer = await ask(rota.port, method, LEASES + path, body)
             assert (answer.status, answer.json()["error"]["code"]) == (404, "lease_not_found")
         answer = await ask(rota.port, "PUT", LEASES)
-        assert (answer.status, answer.header("allow")) == (405, "GET, HEAD, POST")
+        assert answer.status == 405
+        assert set((answer.header("allow") or "").split(", ")) == {"GET", "HEAD", "POST"}
         assert (await ask(rota.port, "POST", f"{LEASES}/x", b"{}")).status == 405
 
 

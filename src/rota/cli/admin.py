@@ -56,6 +56,34 @@ class Admin:
         """`POST /rota/v1/journal`."""
         return self.send("POST", "/rota/v1/journal", {"path"}, wait_s_max=ANSWER_S_MAX).result()
 
+    def leases(self) -> Json:
+        """`GET /rota/v1/leases`."""
+        keys = {"leases", "ended"}
+        return self.send("GET", "/rota/v1/leases", keys, wait_s_max=ANSWER_S_MAX).result()
+
+    def lease(self, model: str, *, ttl_s: float, reason: str, load: bool) -> Pending:
+        """Begin to take a lease; the answer comes when there is a replica to have it on."""
+        body = {"model": model, "ttl_s": ttl_s, "reason": reason, "load": load}
+        return self.send("POST", "/rota/v1/leases", {"lease", "model"}, body=body)
+
+    def renew(self, lease: str, *, ttl_s: float) -> Json:
+        """`POST /rota/v1/leases/{id}/renew`."""
+        return self._steer(f"leases/{quote(lease, safe='')}/renew", {"lease"}, {"ttl_s": ttl_s})
+
+    def release(self, lease: str) -> Json:
+        """`POST /rota/v1/leases/{id}/release`."""
+        return self._steer(f"leases/{quote(lease, safe='')}/release", {"lease", "why"})
+
+    def pin(self, model: str, *, is_pinned: bool) -> Json:
+        """`POST /rota/v1/models/{name}/pin`, or `/unpin`."""
+        verb = "pin" if is_pinned else "unpin"
+        return self._steer(f"models/{quote(model, safe='')}/{verb}", {"model", "pinned"})
+
+    def _steer(self, path: str, keys: set[str], body: Json | None = None) -> Json:
+        """A POST that is answered at once."""
+        path = f"/rota/v1/{path}"
+        return self.send("POST", path, keys, wait_s_max=ANSWER_S_MAX, body=body).result()
+
     def load(self, model: str) -> Pending:
         """Begin to load a model; the answer comes when it is ready."""
         path = f"/rota/v1/models/{quote(model, safe='')}/load?wait=true"
@@ -72,13 +100,20 @@ class Admin:
         return self.send("POST", f"{path}?wait=true{grace}", {"model", "state"}).result()
 
     def send(
-        self, method: str, path: str, keys: set[str], *, wait_s_max: float | None = None
+        self,
+        method: str,
+        path: str,
+        keys: set[str],
+        *,
+        wait_s_max: float | None = None,
+        body: Json | None = None,
     ) -> Pending:
         """Send a request; its answer may be waited for, and will have these keys."""
         kind = http.client.HTTPSConnection if self._is_https else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=wait_s_max)
         try:
-            connection.request(method, self._path + path)
+            data = None if body is None else json.dumps(body).encode()
+            connection.request(method, self._path + path, data)
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise _no_answer(self.url, error) from error

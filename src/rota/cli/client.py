@@ -62,26 +62,39 @@ def _rows(status: Json) -> Iterator[tuple[Row, str]]:
     """A row and its reason per replica, or one for a model without any."""
     for model in status["models"]:
         waiting, reason = str(model["waiting"] or ""), model.get("reason") or ""
+        pinned = ", pinned" if model.get("pinned") else ""
         if not model["replicas"]:
             why = reason or model.get("last_failure") or ""
-            yield (model["name"], model["state"], "", "", "", "", "", waiting), why
+            yield (model["name"], model["state"] + pinned, "", "", "", "", "", waiting), why
         for n, replica in enumerate(model["replicas"]):
             name = model["name"] if n == 0 else ""
             is_settled = replica["phase"] == "ready"
             why = reason or ("" if is_settled else replica.get("why") or "")
-            yield (name, replica["phase"], *_replica_cells(replica), waiting), why
+            yield (name, replica["phase"] + pinned, *_replica_cells(replica), waiting), why
             waiting, reason = "", ""
 
 
 def _replica_cells(replica: Json) -> tuple[str, ...]:
-    idle_s = replica["idle_s"]
     return (
         replica["id"],
         str(replica["pid"] or ""),
         ", ".join(replica["devices"]),
         " + ".join(show_mib(mib) for mib in replica["memory_mib"]),
-        f"idle {_say_seconds(idle_s)}" if idle_s is not None else str(replica["in_flight"]),
+        ", ".join(_say_use(replica)),
     )
+
+
+def _say_use(replica: Json) -> Iterator[str]:
+    """What a replica does, and what keeps it although it does nothing."""
+    idle_s, held_s, leases = replica["idle_s"], replica.get("held_s"), replica.get("leases")
+    if idle_s is not None:
+        yield f"idle {say_seconds(idle_s)}"
+    elif replica["in_flight"] or not leases:
+        yield str(replica["in_flight"])
+    if leases:
+        yield "leased"
+    if held_s:
+        yield f"held {say_seconds(held_s)}"
 
 
 def _say_device(device: Json) -> str:
@@ -97,14 +110,19 @@ def load(url: str, model: str, *, as_json: bool) -> None:
     began_s = time.monotonic()
     pending = admin.load(model)
     if not as_json:
-        watch = _watch_on_terminal if is_terminal(sys.stderr) else _watch_in_lines
         watch(admin, model, pending, began_s)
     answer = pending.result()
     if as_json:
         click.echo(json.dumps(answer))
         return
-    name, took = answer.get("model", model), _say_seconds(time.monotonic() - began_s)
+    name, took = answer.get("model", model), say_seconds(time.monotonic() - began_s)
     click.echo(f"{name} is ready ({answer.get('replica', '')}) after {took}")
+
+
+def watch(admin: Admin, model: str, pending: Pending, began_s: float) -> None:
+    """Say on stderr what a model waits for, until the answer is there."""
+    look = _watch_on_terminal if is_terminal(sys.stderr) else _watch_in_lines
+    look(admin, model, pending, began_s)
 
 
 def _watch_on_terminal(admin: Admin, model: str, pending: Pending, began_s: float) -> None:
@@ -129,9 +147,9 @@ def _watch_in_lines(admin: Admin, model: str, pending: Pending, began_s: float) 
 def _say_progress(model: str, look: Look, elapsed_s: float) -> str:
     """`model: waiting 3.2 s, about 1.5 s to go: waiting for smol to leave`."""
     state, reason, eta_s = look
-    to_go = f", about {_say_seconds(eta_s)} to go" if eta_s is not None else ""
+    to_go = f", about {say_seconds(eta_s)} to go" if eta_s is not None else ""
     why = f": {reason}" if reason and state != "loading" else ""  # it would say that again
-    return printable(f"{model}: {state} {_say_seconds(elapsed_s)}{to_go}{why}")
+    return printable(f"{model}: {state} {say_seconds(elapsed_s)}{to_go}{why}")
 
 
 def _look(admin: Admin, model: str) -> Look:
@@ -152,7 +170,8 @@ def unload(url: str, model: str | None, *, grace_s: float | None, as_json: bool)
         click.echo(f"{answer.get('model') or 'every model'} is down")
 
 
-def _say_seconds(seconds: float) -> str:
+def say_seconds(seconds: float) -> str:
+    """A time for people: `3.2 s`, `4 min 10 s`, `1 h 5 min`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 
 import click
 
 from rota.cli.admin import Admin, Json
-from rota.cli.text import printable
+from rota.cli.text import print_table
+
+TITLES = ("PLACE", "REQUEST", "MODEL", "CALLER", "WAITED", "TO GO", "WAITS FOR")
 
 
 def queue(url: str, *, as_json: bool) -> None:
@@ -20,21 +21,7 @@ def queue(url: str, *, as_json: bool) -> None:
     elif not answer["queue"]:
         click.echo("nobody waits")
     else:
-        _print_table(answer["queue"])
-
-
-def _print_table(rows: list[Json]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(width=None if sys.stdout.isatty() else 1_000)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("PLACE", "REQUEST", "MODEL", "CALLER", "WAITED", "TO GO"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("WAITS FOR", overflow="fold")
-    for cells in _cells(rows):
-        table.add_row(*map(printable, cells))
-    console.print(table, markup=False, highlight=False)
+        print_table(TITLES, _cells(answer["queue"]))
 
 
 def _cells(rows: list[Json]) -> Iterator[tuple[str, ...]]:

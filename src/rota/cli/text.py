@@ -7,6 +7,8 @@ terminal's cursor, line breaks that forge a line of the log.
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Iterable
 from typing import TextIO
 
 
@@ -18,6 +20,21 @@ def printable(text: str) -> str:
 def is_terminal(stream: TextIO | None) -> bool:
     """Whether a person may be looking; nobody is where a standard stream was closed (None)."""
     return stream is not None and stream.isatty()
+
+
+def print_table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+    """Print rows of text from elsewhere on stdout; the last column may take several lines."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if is_terminal(sys.stdout) else 1_000)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles[:-1]:
+        table.add_column(title, no_wrap=True)
+    table.add_column(titles[-1], overflow="fold")
+    for cells in rows:
+        table.add_row(*map(printable, cells))
+    console.print(table, markup=False, highlight=False)
 
 
 class OneLine(logging.Formatter):

@@ -56,6 +56,7 @@ def main() -> None:
     rota ps                         who is loaded, who waits, and for what
     rota queue                      each caller who waits, and how long still
     rota explain ID                 what became of one request, and why
+    rota lease MODEL                keep a model though no request runs on it
 
     Exit codes: 0 done; 1 failed; 2 wrong usage; 3 not now, try again; 4 nothing answers.
     """
@@ -71,6 +72,27 @@ _url = click.option(
     help="Where rota answers.",
 )
 _json = click.option("--json", "as_json", is_flag=True, help="For programs.")
+
+
+class _Duration(click.ParamType[int]):
+    """As in the file: `90s`, `10m`, `1h30m`; milliseconds inside."""
+
+    name = "duration"
+
+    def convert(
+        self, value: str | int, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        from rota.config.units import duration_ms
+
+        if isinstance(value, int):
+            return value
+        try:
+            ms = duration_ms(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if ms == 0:
+            self.fail("is 0; nothing can happen in no time", param, ctx)
+        return ms
 
 
 @main.command()
@@ -149,6 +171,92 @@ def unload(model: str | None, every: bool, grace_s: float | None, url: str, as_j
     if (model is None) != every:
         raise click.UsageError("name a model, or say --all")
     run(url, model, grace_s=grace_s, as_json=as_json)
+
+
+@main.command()
+@click.argument("model", required=False)
+@click.option(
+    "--ttl",
+    "ttl_ms",
+    type=_Duration(),
+    default="10m",
+    show_default=True,
+    metavar="TIME",
+    help="How long it lasts if it is not renewed.",
+)
+@click.option("--reason", default="", metavar="TEXT", help="What for, told to those who wait.")
+@click.option("--load", "loads", is_flag=True, help="Load MODEL first, making room if need be.")
+@click.option("--renew", metavar="ID", help="Let a lease last for --ttl from now.")
+@_url
+@_json
+def lease(
+    model: str | None,
+    ttl_ms: int,
+    reason: str,
+    loads: bool,
+    renew: str | None,
+    url: str,
+    as_json: bool,
+) -> None:
+    """Keep MODEL where it is though no request runs on it; print the lease's ID.
+
+    It keeps its replica from leaving until it is released or runs out. The file's `lease_ttl_max`
+    bounds it, renewals included.
+    """
+    from rota.cli import leases as run
+
+    if (model is None) == (renew is None) or (renew is not None and (reason or loads)):
+        raise click.UsageError("name a model, or a lease with --renew ID")
+    if renew is not None:
+        run.renew(url, renew, ttl_ms=ttl_ms, as_json=as_json)
+    elif model is not None:
+        run.take(url, model, ttl_ms=ttl_ms, reason=reason, load=loads, as_json=as_json)
+
+
+@main.command()
+@click.argument("lease_id", metavar="ID")
+@_url
+@_json
+def release(lease_id: str, url: str, as_json: bool) -> None:
+    """Release a lease; of one that is over already, say how it ended."""
+    from rota.cli.leases import release as run
+
+    run(url, lease_id, as_json=as_json)
+
+
+@main.command()
+@_url
+@_json
+def leases(url: str, as_json: bool) -> None:
+    """Show who keeps which model by a lease, and which leases ended lately."""
+    from rota.cli.leases import leases as run
+
+    run(url, as_json=as_json)
+
+
+@main.command()
+@click.argument("model")
+@_url
+@_json
+def pin(model: str, url: str, as_json: bool) -> None:
+    """Keep MODEL, once loaded, until `rota unpin`: it does not leave to make room.
+
+    For as long as this rota runs; `pinned: true` in the file is for good.
+    """
+    from rota.cli.leases import pin as run
+
+    run(url, model, is_pinned=True, as_json=as_json)
+
+
+@main.command()
+@click.argument("model")
+@_url
+@_json
+def unpin(model: str, url: str, as_json: bool) -> None:
+    """Let MODEL leave again when others need its room."""
+    from rota.cli.leases import pin as run
+
+    run(url, model, is_pinned=False, as_json=as_json)
 
 
 @main.command()
