@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rota.config.addresses import is_own
-from rota.config.values import CommandEngine, LlamaCppEngine, UrlEngine
+from rota.config.values import CommandEngine, KeyConfig, LlamaCppEngine, UrlEngine
 from rota.core.types import Scaling
 from tests.config.helpers import complaints, loaded, warnings
 
@@ -460,7 +460,7 @@ def test_urls_that_cannot_be_asked(tmp_path: Path, url: str) -> None:
 
 def test_open_to_other_machines(tmp_path: Path) -> None:
     text = "listen: 0.0.0.0:8080\nmodels: {a: {url: http://far:1}}"
-    said = "0.0.0.0 can be reached from other machines, and there are no keys yet"
+    said = "0.0.0.0 can be reached from other machines, and there are no keys"
     assert complaints(tmp_path, text) == [f"1:9: {said}; listen on 127.0.0.1 or say --open"]
     assert (
         loaded(tmp_path, text, allow_open=True)
@@ -679,3 +679,67 @@ def test_no_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         "0:0: there is no home folder; say where to keep state (`state:` or --state)"
     ]
     assert loaded(tmp_path, text, state_dir=tmp_path).state_dir == tmp_path
+
+
+HASH = "ab" * 32
+
+
+def test_keys_and_what_they_decide(tmp_path: Path) -> None:
+    config = loaded(
+        tmp_path,
+        f"""\
+        listen: 0.0.0.0:8080
+        keys:
+          alice: {{sha256: {HASH.upper()}}}
+          bob:
+            sha256: {"cd" * 32}
+            priority: -7
+            hold: 1s
+            hold_finished: 0
+            patience: 1m
+            patience_min: 10s
+        models: {{a: {{url: http://far:1}}}}
+        """,
+    )
+    assert config.keys == {
+        "alice": KeyConfig("alice", bytes.fromhex(HASH)),
+        "bob": KeyConfig("bob", bytes.fromhex("cd" * 32), -7, 1_000, 0, 60_000, 10_000),
+    }
+    assert config.warnings == ()  # with keys, other machines may be let in
+    assert HASH not in repr(config)
+    assert str(config.keys["alice"].digest) not in repr(config)
+
+
+def test_keys_that_cannot_be_meant(tmp_path: Path) -> None:
+    rule = "names have 1 to 256 printable characters and no spaces around them"
+    assert complaints(
+        tmp_path,
+        f"""\
+        listen: 0.0.0.0:8080
+        keys:
+          alice: {{sha256: {HASH}}}
+          bob: {{sha256: {HASH}}}
+          carol: {{sha256: sk-secret}}
+          dave: {{priority: 1}}
+          erin: sk-secret
+          " f": {{sha256: {"cd" * 32}, priority: 1001, patient: x}}
+        models: {{a: {{url: http://far:1}}}}
+        """,
+    ) == [
+        "4:17: `bob` has the same key as `alice`",
+        "5:19: `sha256` is no SHA-256 in hex; `rota keys hash` makes one of a key",
+        "6:3: `sha256` is missing",
+        "7:9: `erin` must be a mapping",
+        f"8:3: ` f` cannot be a key's name; {rule}",
+        "8:94: `priority` is 1001; it goes from -1000 to 1000",
+        "8:100: unknown key `patient`; did you mean `patience`?",
+    ]
+
+
+def test_no_keys_are_no_keys(tmp_path: Path) -> None:
+    assert complaints(tmp_path, "keys: {}\nmodels: {a: {url: http://far:1}}") == [
+        "1:1: `keys` is empty; add one, or remove it"
+    ]
+    assert complaints(tmp_path, "keys: [a]\nmodels: {a: {url: http://far:1}}") == [
+        "1:7: `keys` is a list; a mapping is wanted"
+    ]

@@ -52,6 +52,8 @@ def _say(config: Config) -> None:
     click.echo(f"listen     {config.host}:{config.port}")
     click.echo(f"state      {config.state_dir}")
     click.echo(f"devices    {say_devices(config)}")
+    if config.keys:
+        click.echo(f"keys       {', '.join(config.keys)}")
     for kind in KINDS:
         models = [model for model in config.models.values() if kind_of(model) == kind]
         for n, model in enumerate(models):
@@ -94,6 +96,7 @@ def _as_json(config: Config) -> dict[str, Any]:
         "listen": f"{config.host}:{config.port}",
         "state": str(config.state_dir),
         "devices": [{"id": d.id, "memory_mib": d.memory_mib} for d in config.devices],
+        "keys": list(config.keys),
         "models": [_model_as_json(model) for model in config.models.values()],
         "warnings": list(config.warnings),
     }

@@ -297,6 +297,22 @@ def explain(
         run(url, request_id, as_json=as_json)
 
 
+@main.group()
+def keys() -> None:
+    """Make entries for `keys:` in the file: who may ask for models."""
+
+
+@keys.command("hash")
+def hash_key() -> None:
+    """Read a key from stdin and print its hash, for `sha256:` in the file.
+
+    Nothing else is kept of it. A good key: openssl rand -base64 32.
+    """
+    from rota.cli.keys import hash_key as run
+
+    run()
+
+
 @main.command()
 @_url
 @_json

@@ -1,7 +1,7 @@
 """The file against the schema: every complaint of pydantic's, in our words, at its place.
 
-Entries under `models:` and `devices:` are checked one by one, so that a mistake in one leaves
-the others to be looked at further.
+Entries under `models:`, `devices:` and `keys:` are checked one by one, so that a mistake in one
+leaves the others to be looked at further.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _DECISIVE = frozenset({"cmd", "model", "url", "engine", "port", "server"})
 _SECTIONS: tuple[tuple[str, type[schema.Keys]], ...] = (
     ("models", schema.ModelKeys),
     ("devices", schema.DeviceKeys),
+    ("keys", schema.ClientKeys),
 )
 
 
@@ -34,6 +35,8 @@ def check_file(document: Document, complaints: Complaints) -> schema.FileKeys:
         complaints.problem(Place(), "`models` is missing; nothing is served")
     elif tree["models"] == {}:
         complaints.problem(document.key_place("models"), "`models` is empty; nothing is served")
+    if tree.get("keys") == {}:
+        complaints.problem(document.key_place("keys"), "`keys` is empty; add one, or remove it")
     sound: dict[str, object] = dict(tree)
     for section, kind in _SECTIONS:
         entries = tree.get(section)
@@ -131,6 +134,7 @@ def _home_of(name: str, wrong: type[schema.Keys]) -> str | None:
         ("under `scaling`", schema.ScalingKeys),
         ("under `models: NAME`", schema.ModelKeys),
         ("under `devices: NAME`", schema.DeviceKeys),
+        ("under `keys: NAME`", schema.ClientKeys),
     )
     for home, kind in homes:
         if name in kind.model_fields and kind is not wrong:

@@ -53,7 +53,7 @@ _KEYS_OF_KIND = {
     ),
 }
 
-_NAME_RULE = "names have 1 to 256 printable characters and no spaces around them"
+NAME_RULE = "names have 1 to 256 printable characters and no spaces around them"
 
 _PLACEHOLDER = re.compile(r"\$\{([^{}]*)\}")
 _SHELL_WORDS = frozenset({"|", "||", "&&", "&", ";", ">", ">>", "<", "2>&1", "2>"})
@@ -95,11 +95,13 @@ class ModelReader:
         )
 
     def _check_name(self) -> None:
-        if not _is_name(self.name):
-            self._problem(f"{_show(self.name)} cannot be a name; {_NAME_RULE}")
+        if not is_name(self.name):
+            self._problem(f"{show_name(self.name)} cannot be a name; {NAME_RULE}")
         for index, alias in enumerate(self.entry.aliases):
-            if not _is_name(alias):
-                self._problem(f"{_show(alias)} cannot be an alias; {_NAME_RULE}", "aliases", index)
+            if not is_name(alias):
+                self._problem(
+                    f"{show_name(alias)} cannot be an alias; {NAME_RULE}", "aliases", index
+                )
 
     # --- kind ---
 
@@ -417,9 +419,11 @@ def _say_unreadable(file: Path) -> str:
     return f"{file} is not a GGUF file" if exists else f"there is no file {file}"
 
 
-def _is_name(text: str) -> bool:
+def is_name(text: str) -> bool:
+    """Whether a text can name something in logs and answers."""
     return 0 < len(text) <= 256 and text == text.strip() and text.isprintable()
 
 
-def _show(text: str) -> str:
+def show_name(text: str) -> str:
+    """A name that may be none, quoted for a complaint."""
     return f"`{text[:60].encode('unicode_escape').decode()}`"

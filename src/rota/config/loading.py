@@ -17,10 +17,17 @@ from rota.config import schema
 from rota.config.addresses import LISTEN, is_loopback, is_own, split_listen
 from rota.config.checking import check_file
 from rota.config.complaints import Complaints, Place
-from rota.config.entry import ModelReader, resolve
+from rota.config.entry import NAME_RULE, ModelReader, is_name, resolve, show_name
 from rota.config.fit import fits, needs_of, want_of
 from rota.config.units import show_mib
-from rota.config.values import CommandEngine, Config, DeviceConfig, ModelConfig, UrlEngine
+from rota.config.values import (
+    CommandEngine,
+    Config,
+    DeviceConfig,
+    KeyConfig,
+    ModelConfig,
+    UrlEngine,
+)
 from rota.core.types import Model
 from rota.errors import ConfigError
 
@@ -33,6 +40,7 @@ def load(path: Path, *, listen: str | None, state_dir: Path | None, allow_open: 
     reader = _Reader(document, complaints, keys, path.absolute().parent)
     host, port = reader.listen(listen, allow_open=allow_open)
     devices = reader.devices()
+    clients = reader.client_keys()
     models = reader.models(devices)
     reader.check_names()
     reader.check_ports(models, host, port)
@@ -48,6 +56,7 @@ def load(path: Path, *, listen: str | None, state_dir: Path | None, allow_open: 
         queue_bytes_max=keys.queue_bytes_max,
         hold_ms_max=keys.hold_max,
         lease_ttl_ms_max=keys.lease_ttl_max,
+        keys=clients,
         body_bytes_max=keys.body_bytes_max,
         allow_open=allow_open,
         path=path,
@@ -97,13 +106,45 @@ class _Reader:
         except ValueError as error:
             self.complaints.problem(place, str(error))
             return split_listen(LISTEN)
-        if not is_loopback(host):
-            said = f"{host} can be reached from other machines, and there are no keys yet"
+        if not is_loopback(host) and not self._has_keys():
+            said = f"{host} can be reached from other machines, and there are no keys"
             if allow_open:
                 self.complaints.warn(place, f"{said}: `rota serve` needs --open")
             else:
                 self.complaints.problem(place, f"{said}; listen on 127.0.0.1 or say --open")
         return host, port
+
+    def _has_keys(self) -> bool:
+        """Whether keys are meant to be there; what is wrong with them is said of themselves."""
+        return isinstance(self.document.tree, dict) and "keys" in self.document.tree
+
+    def client_keys(self) -> dict[str, KeyConfig]:
+        """Who may ask; complains about names that cannot be told, and one key for two."""
+        owners: dict[bytes, str] = {}
+        for name, entry in self.keys.keys.items():
+            if not is_name(name):
+                self.complaints.problem(
+                    self.document.key_place("keys", name),
+                    f"{show_name(name)} cannot be a key's name; {NAME_RULE}",
+                )
+            owner = owners.setdefault(entry.sha256, name)
+            if owner != name:
+                self.complaints.problem(
+                    self.document.value_place("keys", name, "sha256"),
+                    f"`{name}` has the same key as `{owner}`",
+                )
+        return {
+            name: KeyConfig(
+                name=name,
+                digest=entry.sha256,
+                priority=entry.priority,
+                hold_ms=entry.hold,
+                hold_finished_ms=entry.hold_finished,
+                patience_ms=entry.patience,
+                patience_ms_min=entry.patience_min,
+            )
+            for name, entry in self.keys.keys.items()
+        }
 
     def devices(self) -> tuple[DeviceConfig, ...]:
         return tuple(

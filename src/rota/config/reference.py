@@ -70,10 +70,15 @@ never stand on the stated devices together are a mistake; one on demand that can
 is a warning.
 """
 
+_AFTER_KEYS = """\
+[keys.md](keys.md) tells how clients send theirs and what a key decides.
+"""
+
 _SECTIONS: tuple[tuple[str, type[schema.Keys], str], ...] = (
     ("The top of the file", schema.FileKeys, ""),
     ("`devices: NAME`", schema.DeviceKeys, _AFTER_DEVICES),
     ("`models: NAME`", schema.ModelKeys, _AFTER_MODELS),
+    ("`keys: NAME`", schema.ClientKeys, _AFTER_KEYS),
     ("`scaling`", schema.ScalingKeys, _AFTER_SCALING),
     ("`defaults`", schema.SharedKeys, ""),
 )

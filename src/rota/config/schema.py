@@ -10,6 +10,7 @@ than one key is in `loading`. Defaults are written as the author would write the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -114,6 +115,13 @@ def _at_least_one(mib: int) -> int:
     if mib < 1:
         raise ValueError("is less than 1MiB")
     return mib
+
+
+def _digest(text: str) -> bytes:
+    """The value is not repeated: it may be the key itself."""
+    if not re.fullmatch(r"[0-9A-Fa-f]{64}", text, re.ASCII):
+        raise ValueError("is no SHA-256 in hex; `rota keys hash` makes one of a key")
+    return bytes.fromhex(text)
 
 
 def _some_text(text: str) -> str:
@@ -325,6 +333,31 @@ class DeviceKeys(Keys):
     )
 
 
+class ClientKeys(Keys):
+    """One entry under `keys:`: a client's key, by its hash."""
+
+    sha256: Annotated[bytes, _reader(_digest, "text")] = key(
+        "hex", "What `rota keys hash` prints for the key.", ...
+    )
+    priority: Annotated[int | None, _whole(-1_000, 1_000)] = key(
+        "number", "Who goes first; instead of the model's.", shown="the model's"
+    )
+    hold: MaybeDuration = key(
+        "duration", "`hold` of a request that does not say otherwise.", shown="the model's"
+    )
+    hold_finished: MaybeDuration = key(
+        "duration", "`hold_finished`, the same.", shown="the model's"
+    )
+    patience: MaybeDuration = key(
+        "duration", "`patience` of a request that does not say otherwise.", shown="the model's"
+    )
+    patience_min: MaybeDuration = key(
+        "duration",
+        "The shortest patience that `X-Rota-Patience-Ms` may ask for, where the model's is longer.",
+        shown="`patience`",
+    )
+
+
 class FileKeys(Keys):
     """The file."""
 
@@ -350,6 +383,12 @@ class FileKeys(Keys):
         "duration", "The longest that a lease lasts, its renewals included.", "1h"
     )
     body_bytes_max: Bytes = key("memory", "What one request's body may take.", "64MiB")
+    keys: Annotated[dict[str, ClientKeys], BeforeValidator(_mapping)] = key(
+        "mapping",
+        "Who may ask for models, each by a name. With keys, nobody else may; without, whoever can "
+        "connect.",
+        {},
+    )
     defaults: SharedKeys = key("mapping", "For every model that says nothing else.", SharedKeys())
     models: Annotated[dict[str, ModelKeys], BeforeValidator(_mapping)] = key(
         "mapping", "What is served, each by the name clients ask for.", {}, shown="required"
@@ -365,7 +404,6 @@ NOT_BUILT = frozenset(
         "sleep",
         "scale_up_after",
         "on_exit",
-        "keys",
         "cmd_stop",
         "preload",
     }

@@ -109,6 +109,27 @@ class DeviceConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyConfig:
+    """One entry under `keys:`: who may ask, and how.
+
+    Args:
+        digest: the SHA-256 of the key; the key itself is nowhere.
+        priority, hold_ms, hold_finished_ms, patience_ms: of a request that does not say
+            otherwise; None = the model's.
+        patience_ms_min: the shortest patience that a request may ask for where the model's is
+            longer; None = that of this key, else the model's.
+    """
+
+    name: str
+    digest: bytes = field(repr=False)
+    priority: int | None = None
+    hold_ms: int | None = None
+    hold_finished_ms: int | None = None
+    patience_ms: int | None = None
+    patience_ms_min: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """A whole configuration.
 
@@ -116,6 +137,7 @@ class Config:
         devices: as stated; empty = found on the machine.
         state_dir: where the lock, engine logs and records are kept.
         lease_ttl_ms_max: the longest that a lease lasts, its renewals included.
+        keys: who may ask for models; empty = whoever can connect.
         allow_open: listen beyond loopback although there are no keys.
         warnings: what the author should know, each with its line; not errors.
     """
@@ -129,6 +151,7 @@ class Config:
     hold_ms_max: int = 300_000
     lease_ttl_ms_max: int = 3_600_000
     body_bytes_max: int = 64 * 1024 * 1024
+    keys: Mapping[str, KeyConfig] = field(default_factory=dict)
     allow_open: bool = False
     path: Path | None = None
     warnings: tuple[str, ...] = ()

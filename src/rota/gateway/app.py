@@ -36,6 +36,7 @@ from rota.errors import RequestError, RotaError
 from rota.gateway import proxy
 from rota.gateway.client import Client
 from rota.gateway.errors import error_body, error_headers, internal_error, send_error
+from rota.gateway.keys import CHALLENGE, authenticate
 from rota.gateway.leases import Handler, Leases
 from rota.gateway.surface import Controller, LeaseRecords
 from rota.gateway.watch import ClientGoneError, Watch
@@ -70,11 +71,17 @@ class App:
         self._client = client or Client()
         self._proxy = proxy.Proxy(controller, self._client)
         self._beside = _Beside(controller, records).application()
+        self._keys = controller.config.keys
         self._run = os.urandom(4).hex()
         self._count = itertools.count(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":  # no web socket is spoken yet, and no lifespan needed
+            return
+        try:
+            authenticate(scope, self._keys)
+        except RequestError as error:
+            await send_error(send, error, self._id(), CHALLENGE)
             return
         if scope["path"] in proxy.PATHS:
             if scope["method"] == "POST":

@@ -22,6 +22,7 @@ import msgspec
 from starlette.types import Receive, Scope
 
 from rota.errors import CapacityError, RequestError
+from rota.gateway.keys import key_of
 from rota.gateway.watch import ClientGoneError
 
 UPLOAD_STALL_S_MAX = 60.0  # between two pieces of a body
@@ -193,13 +194,17 @@ def identify_caller(scope: Scope, headers: Mapping[bytes, bytes]) -> str:
     """Who asks, as finely as can be told: conversation, else key, else peer address.
 
     A caller who was told to come back finds its place again by this. A key is hashed with a
-    salt of this process, and is the same key however the client sends it.
+    salt of this process, and is the same key however the client sends it; one of the file's goes
+    by its name.
     """
     conversation = headers.get(b"x-conversation-id")
     if conversation:
         name = conversation.decode("latin-1")
         sane = len(name) <= ID_LENGTH_MAX and name.isprintable()
         return f"conversation:{name if sane else _hash(conversation)}"
+    known = key_of(scope)
+    if known is not None:
+        return f"key:{known.name}"
     key = headers.get(b"authorization") or headers.get(b"x-api-key")
     if key:
         scheme, _, token = key.partition(b" ")

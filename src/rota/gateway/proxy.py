@@ -45,6 +45,7 @@ from rota.gateway.intake import (
     read_intake,
     stated_ms,
 )
+from rota.gateway.keys import Terms, key_of, terms_for
 from rota.gateway.surface import Controller, GrantHandle
 from rota.gateway.watch import ClientGoneError, Watch
 
@@ -177,8 +178,15 @@ class _Call:
         name = config.resolve(intake.model)
         entry = config.models.get(name)
         activation_wait_ms = queue_wait_ms = None
+        terms = Terms()
         if entry is not None:
             self._model = name
+            terms = terms_for(
+                key_of(self._scope),
+                entry.model,
+                stated_ms(self._headers, b"hold"),
+                stated_ms(self._headers, b"patience"),
+            )
             declared_ms = declared_wait_ms(self._headers)
             if declared_ms is not None:
                 activation_wait_ms = min(entry.model.activation_wait_ms, declared_ms)
@@ -194,8 +202,9 @@ class _Call:
                 body_bytes=len(intake.body),
                 activation_wait_ms=activation_wait_ms,
                 queue_wait_ms=queue_wait_ms,
-                hold_ms=stated_ms(self._headers, b"hold"),
-                patience_ms=stated_ms(self._headers, b"patience"),
+                hold_ms=terms.hold_ms,
+                patience_ms=terms.patience_ms,
+                priority=terms.priority,
             ) as grant:
                 self._loaded, self._waited_ms = grant.loaded, grant.waited_ms
                 _log.debug(
