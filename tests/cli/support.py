@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -118,9 +118,14 @@ def run(*arguments: str, env: dict[str, str] | None = None) -> subprocess.Comple
 
 
 def wait_until_gone(pids: Sequence[int]) -> None:
+    wait_until(lambda: not any(map(_is_alive, pids)))
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Poll a condition, with a bound."""
     deadline_s = time.monotonic() + BOUND_S
-    while alive := [pid for pid in pids if _is_alive(pid)]:
-        assert time.monotonic() < deadline_s, f"still there: {alive}"
+    while not condition():
+        assert time.monotonic() < deadline_s, "still not so"
         time.sleep(0.01)
 
 

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -18,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from rota.node.memory import available_mib
-from tests.cli.support import model, run, served, wait_until_gone, write_config
+from tests.cli.support import model, run, served, wait_until, wait_until_gone, write_config
 
 
 def test_a_model_is_loaded_seen_and_unloaded(tmp_path: Path) -> None:
@@ -41,6 +42,47 @@ def test_a_model_is_loaded_seen_and_unloaded(tmp_path: Path) -> None:
         wait_until_gone(pids)
         assert rota.model("a")["state"] == "cold"
         assert rota.end() == 0
+
+
+def test_leases_outlive_rota_as_records(tmp_path: Path) -> None:
+    path = write_config(tmp_path, model("a"))
+    with served(path) as rota:
+        env = {"ROTA_URL": rota.url}
+        assert run("lease", "a", env=env).returncode == 1
+        leased = run("lease", "a", "--load", "--reason", "a render", env=env)
+        assert leased.returncode == 0, leased.stderr
+        lease = leased.stdout.strip()
+        assert "leased" in run("ps", env=env).stdout
+        assert f"{lease}  a      r1" in run("leases", env=env).stdout
+        assert run("lease", "--renew", lease, "--ttl", "5m", env=env).stdout.strip() == lease
+        assert run("pin", "a", env=env).returncode == 0
+        assert "ready, pinned" in run("ps", env=env).stdout
+        database = tmp_path / "state" / "rota.sqlite"
+        wait_until(lambda: _count(database, "a render"))
+        assert rota.end(signal.SIGKILL) == -signal.SIGKILL
+    with served(path) as rota:
+        env = {"ROTA_URL": rota.url}
+        said = run("leases", env=env).stdout
+        assert said.startswith("nothing is leased")
+        assert f"{lease}  a      r1" in said
+        assert "rota was restarted" in said
+        assert "is over at " in run("release", lease, env=env).stdout
+        assert rota.end() == 0
+
+
+def _count(database: Path, reason: str) -> int:
+    with closing(sqlite3.connect(database)) as connection:
+        ask = "SELECT count(*) FROM leases WHERE reason = ?"
+        return int(connection.execute(ask, (reason,)).fetchone()[0])
+
+
+def test_a_damaged_database_is_said_at_the_start(tmp_path: Path) -> None:
+    path = write_config(tmp_path, model("a"))
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "rota.sqlite").write_bytes(b"no database at all" * 1_000)
+    result = run("serve", "--config", str(path))
+    assert result.returncode == 1
+    assert "rota.sqlite is damaged (file is not a database); move it away" in result.stderr
 
 
 def test_the_log_has_a_line_per_decision(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from rota.core.types import Model, Scaling
 from rota.gateway.app import App
 from rota.gateway.server import serve
 from rota.node.guard import descendants
+from rota.store import LeaseStore
 from rota.testing.fake_devices import FakeDevices
 
 ON_DEMAND = Scaling(0, 1, 600_000)
@@ -165,13 +166,15 @@ async def rota(
 async def running(settings: Config, devices: FakeDevices | None = None) -> AsyncIterator[Rig]:
     """Run rota until the block is left; then no process of it may remain."""
     before = set(descendants(os.getpid()))
-    async with (
-        Controller(settings, LocalCluster(settings)) as controller,
-        serve(App(controller), settings) as server,
-        httpx2.AsyncClient(base_url=server.url, timeout=BOUND_S) as http,
-    ):
-        yield Rig(server.url, controller, devices, http)
-        await controller.shutdown(grace_ms=0)
+    settings.state_dir.mkdir(exist_ok=True)
+    with LeaseStore(settings.state_dir) as leases:
+        async with (
+            Controller(settings, LocalCluster(settings), leases) as controller,
+            serve(App(controller, records=leases), settings) as server,
+            httpx2.AsyncClient(base_url=server.url, timeout=BOUND_S) as http,
+        ):
+            yield Rig(server.url, controller, devices, http)
+            await controller.shutdown(grace_ms=0)
     await until(lambda: before.issuperset(descendants(os.getpid())), "no process is left")
 
 

@@ -70,23 +70,31 @@ def _rows(status: Json) -> Iterator[tuple[Row, str]]:
             name = model["name"] if n == 0 else ""
             is_settled = replica["phase"] == "ready"
             why = reason or ("" if is_settled else replica.get("why") or "")
-            yield (name, replica["phase"] + pinned, *_replica_cells(replica), waiting), why
+            yield (
+                (
+                    name,
+                    replica["phase"] + pinned,
+                    *_replica_cells(replica, model.get("held_s")),
+                    waiting,
+                ),
+                why,
+            )
             waiting, reason = "", ""
 
 
-def _replica_cells(replica: Json) -> tuple[str, ...]:
+def _replica_cells(replica: Json, held_s: float | None) -> tuple[str, ...]:
     return (
         replica["id"],
         str(replica["pid"] or ""),
         ", ".join(replica["devices"]),
         " + ".join(show_mib(mib) for mib in replica["memory_mib"]),
-        ", ".join(_say_use(replica)),
+        ", ".join(_say_use(replica, held_s)),
     )
 
 
-def _say_use(replica: Json) -> Iterator[str]:
+def _say_use(replica: Json, held_s: float | None) -> Iterator[str]:
     """What a replica does, and what keeps it although it does nothing."""
-    idle_s, held_s, leases = replica["idle_s"], replica.get("held_s"), replica.get("leases")
+    idle_s, leases = replica["idle_s"], replica.get("leases")
     if idle_s is not None:
         yield f"idle {say_seconds(idle_s)}"
     elif replica["in_flight"] or not leases:

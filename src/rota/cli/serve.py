@@ -32,6 +32,7 @@ from rota.gateway.app import App
 from rota.gateway.server import bind, loop_factory, settled_memory
 from rota.gateway.server import serve as serve_app
 from rota.node.lock import StateLock
+from rota.store import LeaseStore
 
 DRAIN_MS = 10_000
 DESCRIPTORS = 65_536
@@ -75,14 +76,17 @@ async def running(config: Config) -> AsyncIterator[Running]:
     """Serve while the block runs; then drain, and end everything that was started.
 
     Raises:
-        ConfigError: the port or the state directory is taken.
+        ConfigError: the port or the state directory is taken, or of no use.
     """
     listener = bind(config.host, config.port)
     with contextlib.closing(listener):
         config = replace(config, port=listener.getsockname()[1])
-        with StateLock(config.state_dir, f"{config.host}:{config.port}"):
-            async with _controlled(config) as controller:
-                app = App(controller)
+        with (
+            StateLock(config.state_dir, f"{config.host}:{config.port}"),
+            LeaseStore(config.state_dir) as leases,
+        ):
+            async with _controlled(config, leases) as controller:
+                app = App(controller, records=leases)
                 async with serve_app(app, config, listener=listener) as server:
                     try:
                         yield Running(controller, server.url)
@@ -91,11 +95,11 @@ async def running(config: Config) -> AsyncIterator[Running]:
 
 
 @contextlib.asynccontextmanager
-async def _controlled(config: Config) -> AsyncIterator[Controller]:
+async def _controlled(config: Config, leases: LeaseStore) -> AsyncIterator[Controller]:
     """A controller over this machine. Raises ConfigError: its state directory is of no use."""
     async with contextlib.AsyncExitStack() as stack:
         try:
-            controller = Controller(config, LocalCluster(config))
+            controller = Controller(config, LocalCluster(config), leases)
             await stack.enter_async_context(controller)
         except OSError as error:
             raise ConfigError(

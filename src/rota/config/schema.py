@@ -343,13 +343,14 @@ class ClientKeys(Keys):
         "number", "Who goes first; instead of the model's.", shown="the model's"
     )
     hold: MaybeDuration = key(
-        "duration", "`hold` of a request that does not say otherwise.", shown="the model's"
-    )
-    hold_finished: MaybeDuration = key(
-        "duration", "`hold_finished`, the same.", shown="the model's"
+        "duration",
+        "What a request without `X-Rota-Hold-Ms` is taken to have said there.",
+        shown="the model's two",
     )
     patience: MaybeDuration = key(
-        "duration", "`patience` of a request that does not say otherwise.", shown="the model's"
+        "duration",
+        "What a request without `X-Rota-Patience-Ms` is taken to have said there.",
+        shown="the model's",
     )
     patience_min: MaybeDuration = key(
         "duration",

@@ -114,8 +114,8 @@ class KeyConfig:
 
     Args:
         digest: the SHA-256 of the key; the key itself is nowhere.
-        priority, hold_ms, hold_finished_ms, patience_ms: of a request that does not say
-            otherwise; None = the model's.
+        priority: instead of the model's, if any.
+        hold_ms, patience_ms: of a request that states none; None = the model's.
         patience_ms_min: the shortest patience that a request may ask for where the model's is
             longer; None = that of this key, else the model's.
     """
@@ -124,7 +124,6 @@ class KeyConfig:
     digest: bytes = field(repr=False)
     priority: int | None = None
     hold_ms: int | None = None
-    hold_finished_ms: int | None = None
     patience_ms: int | None = None
     patience_ms_min: int | None = None
 

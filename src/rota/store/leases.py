@@ -211,7 +211,7 @@ class LeaseStore:
 
     def _write(
         self, connection: sqlite3.Connection, batch: dict[str, LeaseRecord]
-    ) -> sqlite3.Error | None:
+    ) -> Exception | None:
         """Write some records; what changed since stays noted."""
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -223,7 +223,8 @@ class LeaseStore:
                 with contextlib.suppress(sqlite3.Error):  # SQLite may have done so itself
                     connection.execute("ROLLBACK")
                 raise
-        except sqlite3.Error as error:
+        # The latter two are the adapter's, of values that SQLite has no place for.
+        except (sqlite3.Error, ValueError, OverflowError) as error:
             return error
         with self._changed:
             for lease, record in batch.items():
