@@ -11,6 +11,8 @@ import pytest
 from rota.core.events import (
     Event,
     GrantEnded,
+    LeaseAsked,
+    LeaseReleased,
     LoadAsked,
     NodeJoined,
     Outcome,
@@ -22,7 +24,7 @@ from rota.core.events import (
     TimePassed,
 )
 from rota.core.scheduler import Scheduler
-from rota.core.types import Device, Model
+from rota.core.types import Device, LeaseClaim, Model
 from rota.journal import Step, stories
 from rota.journal.story import STORIES_MAX, Stage
 from tests.core.makers import model
@@ -199,3 +201,41 @@ def test_a_request_is_found_by_its_client_s_id_and_by_ours() -> None:
     assert len(stories(tale.steps, "same")) == STORIES_MAX
     assert not stories(tale.steps, "run")
     assert not stories(tale.steps, "")
+
+
+def test_a_lease_has_a_story_too() -> None:
+    tale = Tale(model("a"), model("b", load_ms=2_000))
+    tale.feed(LeaseAsked("lease-1", "a", "peer:x", 60_000, load=True))
+    tale.feed(ReplicaReady("r1"), after_ms=500)
+    tale.feed(LeaseReleased("lease-1"), after_ms=1_500)
+    assert tale.told("lease-1") == [
+        "+0.0 a lease of a for 60.000 s was asked for, from peer:x",
+        "+0.0 r1 of a was started on d: a was not loaded",
+        "+0.0 waits: a is loading",
+        "+0.5 r1 was ready; the load took 0.500 s",
+        "+0.5 was given its lease of r1 after 0.500 s",
+        "+2.0 its lease was over after 1.500 s: released",
+    ]
+    assert tale.stage("lease-1") is Stage.OVER
+
+
+def test_a_job_and_the_load_that_was_called_off_for_it_are_told() -> None:
+    tale = Tale()
+    tale.ask("q1", "a")
+    tale.feed(RequestCancelled("q1"), after_ms=100)
+    tale.ask("q2", "b", after_ms=900)
+    tale.feed(ReplicaStopped("r1", StopCause.ASKED), after_ms=50)
+    tale.feed(ReplicaReady("r2"), after_ms=450)
+    job = LeaseClaim("job-1", 60_000, "a render")
+    tale.feed(GrantEnded("q2", Outcome.OK, lease=job), after_ms=250)
+    assert tale.told("q2") == [
+        "+0.0 asked for b, from peer:x",
+        "+0.0 r1 of a was told to stop: called off: nobody waits for it, and b needs its room",
+        "+0.0 waits: waiting for a to leave",
+        "+0.1 r1 of a was gone, 0.050 s after it was told to stop",
+        "+0.1 r2 of b was started on d: b was not loaded; a left to make room",
+        "+0.1 waits: b is loading",
+        "+0.5 r2 was ready; the load took 0.450 s",
+        "+0.5 was granted a slot of r2 after 0.500 s; b was not loaded; a left to make room",
+        "+0.8 ended ok, 0.250 s after it was granted and goes on as job-1",
+    ]

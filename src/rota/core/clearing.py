@@ -132,7 +132,8 @@ class Clearing:
         for replica in able:
             # What it leaves over may do for one who came first and saw no way.
             self.orders.is_room_stale |= outlook.is_someone_left
-            self.orders.stop(replica, words.eviction_reason(state, demand, replica))
+            why = words.eviction_reason(state, demand, replica)
+            self.orders.stop(replica, why, rival=demand.model.name)
 
     # ── barriers ─────────────────────────────────────────────────────────────────────────
 

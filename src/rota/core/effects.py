@@ -139,12 +139,17 @@ class Start:
 @dataclass(frozen=True, slots=True)
 class Stop:
     """End a replica: ask, wait `grace_ms`, kill its group, reap, see the memory free;
-    answered by `ReplicaStopped`."""
+    answered by `ReplicaStopped`.
+
+    Args:
+        rival: the model it makes room for; None = it leaves for a reason of its own.
+    """
 
     replica: ReplicaId
     model: ModelName
     grace_ms: int
     why: str
+    rival: ModelName | None = None
 
 
 Effect = Grant | Refuse | Loaded | Leased | LeaseEnded | Tell | Start | Stop

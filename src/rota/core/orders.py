@@ -160,13 +160,13 @@ class Orders:
         self.is_room_stale = True
         self.touch(demand)
 
-    def stop(self, replica: Replica, why: str) -> None:
+    def stop(self, replica: Replica, why: str, rival: ModelName | None = None) -> None:
         demand = self.state.demand_of(replica)
         replica.stop_why = why
         self.enter(replica, Phase.STOPPING)
         self.state.ledger.leave(replica.id, replica.placement)
         grace_ms = replica.model.stop_grace_ms
-        self.effects.append(Stop(replica.id, replica.model.name, grace_ms, why))
+        self.effects.append(Stop(replica.id, replica.model.name, grace_ms, why, rival))
         self.note_missing(demand)
         if not demand.is_served:
             self.turn_cold(demand)

@@ -10,13 +10,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 from rota.core.describe import describe
-from rota.core.effects import Effect, Grant, Loaded, Refuse, Start, Stop, Tell
+from rota.core.effects import (
+    Effect,
+    Grant,
+    Leased,
+    LeaseEnded,
+    Loaded,
+    Refuse,
+    Start,
+    Stop,
+    Tell,
+)
 from rota.core.events import (
     Event,
     GrantEnded,
+    LeaseAsked,
     LoadAsked,
     ReplicaReady,
     ReplicaStopped,
@@ -25,6 +36,8 @@ from rota.core.events import (
 )
 from rota.core.types import ModelName, ReplicaId, RequestId
 from rota.journal.recorder import Step
+
+Arrival = RequestArrived | LoadAsked | LeaseAsked
 
 STORIES_MAX = 10
 """Told of one id: some clients give every request the same one."""
@@ -76,8 +89,7 @@ def stories(steps: Iterable[Step], wanted: str) -> list[Story]:
     found = [
         (number, step.event)
         for number, step in enumerate(steps)
-        if isinstance(step.event, RequestArrived | LoadAsked)
-        and _is_called(step.event.request, wanted)
+        if isinstance(step.event, Arrival) and _is_called(step.event.request, wanted)
     ]
     return [_Teller(arrival).tell(steps, number) for number, arrival in found[-STORIES_MAX:]]
 
@@ -106,7 +118,7 @@ class _Eviction:
 class _Teller:
     """Walks over the steps once, and keeps what belongs to one request's story."""
 
-    arrival: RequestArrived | LoadAsked
+    arrival: Arrival
     has_arrived: bool = False
     stage: Stage = Stage.WAITING
     granted_ms: int = 0
@@ -155,15 +167,17 @@ class _Teller:
             self.stage = Stage.OVER
         if self.stage is Stage.WAITING:
             self._note_making_room(step)
-            for effect in step.effects:
-                self._be_answered(effect, step.now_ms)
+        for effect in step.effects:
+            self._be_answered(effect, step.now_ms)
 
     def _hear(self, event: Event, now_ms: int) -> None:
         request = self.arrival.request
         match event:
             case GrantEnded() if event.request == request and self.stage is Stage.RUNNING:
                 took = _seconds(now_ms - self.granted_ms)
-                self._end(now_ms, f"ended {event.outcome.value}, {took} after it was granted")
+                goes_on = f" and goes on as {event.lease.lease}" if event.lease is not None else ""
+                outcome = event.outcome.value
+                self._end(now_ms, f"ended {outcome}, {took} after it was granted{goes_on}")
             case RequestCancelled() if event.request == request:
                 self._end(now_ms, "its client left")
             case ReplicaReady() if event.replica in self.loads:
@@ -186,6 +200,14 @@ class _Teller:
                 why = f"; {effect.why}" if effect.why else ""
                 waited = _seconds(effect.waited_ms)
                 self._say(now_ms, f"was granted a slot of {effect.replica} after {waited}{why}")
+            case Leased() if effect.lease == request:
+                self.stage, self.granted_ms = Stage.RUNNING, now_ms
+                self.replica = effect.replica
+                waited = _seconds(effect.waited_ms)
+                self._say(now_ms, f"was given its lease of {effect.replica} after {waited}")
+            case LeaseEnded() if effect.lease == request:
+                took = _seconds(now_ms - self.granted_ms)
+                self._end(now_ms, f"its lease was over after {took}: {effect.why}")
             case Loaded() if effect.request == request:
                 self._end(now_ms, f"was told that {effect.replica} is ready")
             case Refuse() if effect.request == request:
@@ -213,7 +235,7 @@ class _Teller:
                     self.waits_for = effect.text
                     if self.has_arrived:
                         self._say(step.now_ms, f"waits: {effect.text}{to_go}")
-                case Stop() if effect.why.startswith(f"makes room for {model};"):
+                case Stop() if effect.rival == model:
                     self.evictions[effect.replica] = _Eviction(effect.model, step.now_ms)
                     text = f"{effect.replica} of {effect.model} was told to stop: {effect.why}"
                     self._say(step.now_ms, text)
@@ -247,10 +269,18 @@ class _Teller:
         self._say(now_ms, text)
 
 
-def _say_arrival(arrival: RequestArrived | LoadAsked) -> str:
-    if isinstance(arrival, LoadAsked):
-        return f"a load of {arrival.model} was asked for by hand"
-    return f"asked for {arrival.model}, from {arrival.caller}"
+def _say_arrival(arrival: Arrival) -> str:
+    match arrival:
+        case LoadAsked():
+            return f"a load of {arrival.model} was asked for by hand"
+        case LeaseAsked():
+            what = arrival.replica or arrival.model
+            ttl = _seconds(arrival.ttl_ms)
+            return f"a lease of {what} for {ttl} was asked for, from {arrival.caller}"
+        case RequestArrived():
+            return f"asked for {arrival.model}, from {arrival.caller}"
+        case _:
+            assert_never(arrival)
 
 
 def _seconds(ms: int) -> str:
