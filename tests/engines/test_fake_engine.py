@@ -264,3 +264,27 @@ def _until(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_it_hangs_for_as_long_as_a_file_exists(tmp_path: Path) -> None:
+    all_hangs, probe_hangs = tmp_path / "all", tmp_path / "probe"
+    with fake("--hangs-while", str(all_hangs), "--probe-hangs-while", str(probe_hangs)) as it:
+        for path, asked in ((all_hangs, "/stats"), (probe_hangs, "/health")):
+            path.touch()
+            with socket.create_connection(("127.0.0.1", it.port), PATIENCE_S) as client:
+                client.sendall(f"GET {asked} HTTP/1.1\r\n\r\n".encode())
+                client.settimeout(0.1)
+                with pytest.raises(TimeoutError):
+                    client.recv(1)
+                if path == probe_hangs:
+                    assert it.get("/stats")[0] == 200
+                path.unlink()
+                client.settimeout(PATIENCE_S)
+                assert client.recv(12) == b"HTTP/1.1 200"
+
+
+def test_it_writes_while_it_loads() -> None:
+    with fake("--load-s", "0.2", "--load-line-every-s", "0.05", wait=False) as it:
+        assert it.process.stdout is not None
+        lines = [it.process.stdout.readline() for _ in range(3)]
+    assert lines[1].startswith("loading, ")

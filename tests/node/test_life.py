@@ -14,7 +14,8 @@ import pytest
 import uvloop
 
 from rota.config.values import CommandEngine, DeviceConfig, LlamaCppEngine, UrlEngine
-from rota.core.events import ReplicaReady, ReplicaStopped, StopCause
+from rota.core.events import ReplicaReady, ReplicaStopped, Running, StopCause
+from rota.core.types import Phase, Placement
 from rota.engines.base import Endpoint
 from rota.errors import ReplicaError
 from tests.node.support import all_end, fake, model, scene, script, until
@@ -185,6 +186,26 @@ time.sleep(600)
     assert stopped.cause is StopCause.NEVER_READY
     assert "not ready after 1 s without output (`start_timeout`)" in stopped.detail
     assert stopped.detail.endswith("downloading 9")
+
+
+async def test_a_node_says_what_it_was_told_to_run(tmp_path: Path) -> None:
+    slow = fake("--load-s", "600", "--ignore-sigterm")
+    async with scene(tmp_path, model("up", fake()), model("slow", slow)) as it:
+        assert it.node.joined().running == ()
+        up, starting, stopping = await it.up("up"), it.start("slow"), it.start("slow")
+        await until(lambda: bool(it.node.tail(stopping, 1)), "its first line")
+        it.stop(stopping, grace_ms=600_000)
+        placement = Placement("here", (), ())
+        assert it.node.joined().running == (
+            Running(up, "up", placement, Phase.READY),
+            Running(starting, "slow", placement, Phase.STARTING),
+            Running(stopping, "slow", placement, Phase.STOPPING),
+        )
+        it.stop(stopping, grace_ms=0)
+        assert (await it.stopped()).replica == stopping
+        os.kill(it.pid(up), signal.SIGKILL)
+        assert (await it.stopped()).replica == up
+        assert [one.replica for one in it.node.joined().running] == [starting]
 
 
 async def test_one_that_never_listens_is_told_so(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from rota.config.values import DeviceConfig, ModelConfig
 from rota.core.effects import Start, Stop
-from rota.core.events import Event, NodeJoined, ReplicaReady
+from rota.core.events import Event, NodeJoined, ReplicaReady, ReplicaSilent, Running
 from rota.core.types import Device, ModelName, NodeId, ReplicaId
 from rota.engines.base import Endpoint
 from rota.errors import ReplicaError
@@ -97,9 +97,14 @@ class Node:
         await self._guards.close()
 
     def joined(self) -> NodeJoined:
-        """The event that tells the core of this node and its devices."""
+        """The event that tells the core of this node, its devices, and each replica whose start
+        was ordered here and whose end has not been told yet."""
         devices = tuple(Device(device.id, device.memory_mib) for device in self._devices)
-        return NodeJoined(self.id, devices)
+        orders = ((replica.order, replica.phase) for replica in self._replicas.values())
+        running = tuple(
+            Running(order.replica, order.model, order.placement, phase) for order, phase in orders
+        )
+        return NodeJoined(self.id, devices, running)
 
     def obstacle(self, model: ModelName) -> str:
         """What would make any start of a model fail, in words; empty = nothing known."""
@@ -120,7 +125,7 @@ class Node:
             records=self._records,
             taken=lambda: {other.port for other in self._replicas.values()},
             on_ready=lambda: self._post(ReplicaReady(order.replica)),
-            on_silent=_log.warning,
+            on_silent=lambda detail: self._post(ReplicaSilent(order.replica, detail)),
         )
         life = asyncio.create_task(self._live(replica), name=f"replica {replica.id}")
         self._lives.add(life)
