@@ -7,7 +7,7 @@ pause that every SDK obeys, so that three tries of an unmodified one cover four 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import assert_never
 from zlib import crc32
 
@@ -79,8 +79,10 @@ def reason(state: State, demand: Demand) -> Tell:
             return tell(WaitKind.ROOM, f"waiting for {quiet} to fall quiet")
         if not leaving:
             return tell(WaitKind.ROOM, "memory is coming free")
-        end = "finish and leave" if demand.promise.is_barrier else "leave"
-        return tell(WaitKind.ROOM, f"waiting for {leaving} to {end}")
+        if not demand.promise.is_barrier:
+            return tell(WaitKind.ROOM, f"waiting for {leaving} to leave")
+        leased = _leased(state, demand.promise.leaving)
+        return tell(WaitKind.ROOM, f"waiting for {leaving} to finish and leave{leased}")
     if demand.replicas_wanted() > 0:
         held = _names(_held(state))
         if held:
@@ -90,7 +92,9 @@ def reason(state: State, demand: Demand) -> Tell:
             return tell(WaitKind.WORK, f"{working} bears no load beside its work")
         if state.lost and not fits_somewhere(state, demand.model):
             return tell(WaitKind.ROOM, f"waiting for node {', '.join(sorted(state.lost))}")
-    return tell(WaitKind.WORK, f"waiting for {_in_the_way(state) or 'memory'} to come free")
+    in_the_way = _in_the_way(state) or "memory"
+    leased = _leased(state, state.replicas)
+    return tell(WaitKind.WORK, f"waiting for {in_the_way} to come free{leased}")
 
 
 def start_reason(demand: Demand) -> str:
@@ -226,6 +230,14 @@ def _held(state: State) -> Iterator[ModelName]:
         is_held = demand.held_until_ms > state.now_ms
         if is_held and any(replica.is_idle for replica in demand.ready()):
             yield name
+
+
+def _leased(state: State, replicas: Container[ReplicaId]) -> str:
+    """What the oldest lease among these is for, if it says."""
+    for lease in state.leases.values():
+        if lease.reason and lease.replica in replicas:
+            return f" ({state.replicas[lease.replica].model.name} is leased: {lease.reason})"
+    return ""
 
 
 def _in_the_way(state: State) -> str:
