@@ -34,6 +34,7 @@ async def test_a_leased_model_stays_until_its_lease_is_released(tmp_path: Path) 
         lease = (await take(rig, "a", reason="a render"))["lease"]
         refused = await rig.chat("b")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_waiting")
+        assert "a is leased: a render" in refused.json()["error"]["message"]
         assert rig.pid("a") == pid
         released = (await rig.http.delete(f"{LEASES}/{lease}")).json()
         assert released["state"] == "ended"

@@ -184,7 +184,7 @@ def unload(model: str | None, every: bool, grace_s: float | None, url: str, as_j
     metavar="TIME",
     help="How long it lasts if it is not renewed.",
 )
-@click.option("--reason", default="", metavar="TEXT", help="What for; `rota leases` shows it.")
+@click.option("--reason", default="", metavar="TEXT", help="What for, told to those who wait.")
 @click.option("--load", "loads", is_flag=True, help="Load MODEL first, making room if need be.")
 @click.option("--renew", metavar="ID", help="Let a lease last for --ttl from now.")
 @_url
