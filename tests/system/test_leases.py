@@ -16,7 +16,6 @@ from tests.system.rig import Fake, Rig, rota, until
 
 LEASES = "/rota/v1/leases"
 DEVICE = {"cpu": 1_000}
-SHORT = {"activation_wait_ms": 200, "hold_finished_ms": 0}
 
 
 async def take(rig: Rig, model: str, *, ttl_s: float = 60, **more: Any) -> dict[str, Any]:
@@ -27,7 +26,7 @@ async def take(rig: Rig, model: str, *, ttl_s: float = 60, **more: Any) -> dict[
 
 
 async def test_a_leased_model_stays_until_its_lease_is_released(tmp_path: Path) -> None:
-    fakes = [Fake("a").with_facts(**SHORT), Fake("b").with_facts(**SHORT)]
+    fakes = [Fake("a").with_facts(hold_finished_ms=0), Fake("b").with_facts(activation_wait_ms=1)]
     async with rota(tmp_path, fakes, DEVICE) as rig:
         assert (await rig.chat("a")).status_code == 200
         pid = rig.pid("a")
