@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+from websockets.typing import Subprotocol
 
 from rota.testing.fake_devices import FakeDevices, OutOfMemory
 
@@ -288,3 +291,45 @@ def test_it_writes_while_it_loads() -> None:
         assert it.process.stdout is not None
         lines = [it.process.stdout.readline() for _ in range(3)]
     assert lines[1].startswith("loading, ")
+
+
+def test_a_job_is_done_after_its_time_and_forgotten_when_deleted() -> None:
+    with fake("--job-s", "0.2") as engine:
+        status, body = engine.post("/v1/videos", {"prompt": "x"})
+        job = json.loads(body)
+        assert (status, job["status"]) == (200, "in_progress")
+        assert engine.get(f"/v1/videos/{job['id']}/content")[0] == 404
+        deadline = time.monotonic() + PATIENCE_S
+        while engine.get(f"/v1/videos/{job['id']}")[1]["status"] != "completed":
+            assert time.monotonic() < deadline
+        assert engine.get("/stats")[1]["jobs"] == 0
+        assert engine.get("/v1/videos/none")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("knobs", "expected"), [(("--job-fails",), "failed"), (("--poll-status", "500"), None)]
+)
+def test_a_job_that_ends_badly(knobs: tuple[str, ...], expected: str | None) -> None:
+    with fake("--job-s", "0", *knobs) as engine:
+        job = json.loads(engine.post("/v1/jobs", {})[1])["id"]
+        status, said = engine.get(f"/v1/jobs/{job}")
+        assert (status, said.get("status")) == (200 if expected else 500, expected)
+
+
+def test_a_web_socket_echoes_and_obeys() -> None:
+    offered = [Subprotocol("a"), Subprotocol("b")]
+    with (
+        fake() as engine,
+        connect(f"ws://127.0.0.1:{engine.port}/x", subprotocols=offered) as client,
+    ):
+        assert client.subprotocol == "b"
+        for message in ("text", b"bytes", b"\0" * 70_000):
+            client.send(message)
+            assert client.recv(PATIENCE_S) == message
+        assert engine.get("/stats")[1]["sockets"] == 1
+        assert client.ping().wait(PATIENCE_S)
+        client.send("close 4001 bye")
+        with pytest.raises(ConnectionClosed) as closed:
+            client.recv(PATIENCE_S)
+        assert closed.value.rcvd is not None
+        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (4001, "bye")

@@ -2,7 +2,8 @@
 
 `python -m rota.testing.fake_engine --port N …` loads as long as it is told, takes memory that
 it is told, and then speaks enough of OpenAI's wire format to stand in for llama.cpp: `/health`
-(503 while loading), `/v1/models`, chat, completions, embeddings; and `/stats` for tests.
+(503 while loading), `/v1/models`, chat, completions, embeddings, jobs (`fake_jobs`) and web
+sockets under any path (`fake_socket`); and `/stats` for tests.
 Every way in which engines are known to misbehave is a flag.
 
 Threads and sockets, not asyncio: that takes twice as long to import as this takes to be ready.
@@ -25,6 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rota.testing import fake_jobs, fake_socket
+
 Headers = dict[str, str]
 LINE = b"\r\n"
 
@@ -36,6 +39,7 @@ class Engine:
         self.knobs = knobs
         self.ready = False
         self.slots = threading.BoundedSemaphore(knobs.slots)
+        self.jobs = fake_jobs.FakeJobs(knobs.job_s, fails=knobs.job_fails)
         self.pids = [os.getpid()]
         self.memory = bytearray()
         self._lock = threading.Lock()
@@ -44,6 +48,8 @@ class Engine:
             "active": 0,
             "active_max": 0,
             "cancelled": 0,  # the client left before the end
+            "polls": 0,
+            "sockets": 0,  # open
             "last_headers": {},
             "last_body_sha256": "",
             "last_body_bytes": 0,
@@ -51,7 +57,8 @@ class Engine:
 
     def stats(self) -> dict[str, Any]:
         with self._lock:
-            return {**self._stats, "pids": self.pids, "devices": _devices(self.knobs)}
+            more = {"devices": _devices(self.knobs), "jobs": self.jobs.under_way()}
+            return {**self._stats, "pids": self.pids, **more}
 
     def count(self, key: str, by: int = 1) -> None:
         with self._lock:
@@ -113,6 +120,9 @@ def _knobs() -> argparse.Namespace:
     add("--grandchild", choices=["stays", "ignores-sigterm", "setsid"])
     add("--answer-status", type=int, default=200)
     add("--drop-after-tokens", type=int, help="reset the connection in mid-stream")
+    add("--job-s", type=float, default=1.0, help="how long a job takes")
+    add("--job-fails", action="store_true")
+    add("--poll-status", type=int, default=200, help="what asking after a job is answered with")
     add("--log-flood-mib", type=int, default=0)
     return parser.parse_args()
 
@@ -204,6 +214,14 @@ def _serve(engine: Engine, connection: socket.socket) -> None:
     with contextlib.suppress(OSError, EOFError), connection:
         reader = connection.makefile("rb")
         while request := _read_request(reader):
+            if engine.ready and fake_socket.is_wanted(request.headers):
+                engine.note(request.headers, b"")
+                engine.count("sockets")
+                try:
+                    fake_socket.serve(connection, reader, request.headers)
+                finally:
+                    engine.count("sockets", -1)
+                return
             _answer(engine, Exchange(connection), request)
 
 
@@ -240,11 +258,10 @@ class Exchange:
         self._connection = connection
 
     def json(self, content: object, status: int = 200) -> None:
-        body = json.dumps(content).encode()
-        self._connection.sendall(
-            b"HTTP/1.1 %d Fake\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
-            % (status, len(body), body)
-        )
+        self._whole(json.dumps(content).encode(), b"application/json", status)
+
+    def binary(self, body: bytes) -> None:
+        self._whole(body, b"application/octet-stream", 200)
 
     def error(self, status: int, message: str, kind: str) -> None:
         self.json({"error": {"code": status, "message": message, "type": kind}}, status)
@@ -282,6 +299,12 @@ class Exchange:
             if readable:  # a pipelined request: let it lie
                 time.sleep(min(left_s, 0.01))
 
+    def _whole(self, body: bytes, kind: bytes, status: int) -> None:
+        self._connection.sendall(
+            b"HTTP/1.1 %d Fake\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s"
+            % (status, kind, len(body), body)
+        )
+
     def _chunk(self, data: bytes) -> None:
         self._connection.sendall(b"%x\r\n%s\r\n" % (len(data), data))
 
@@ -304,6 +327,8 @@ def _answer(engine: Engine, exchange: Exchange, request: Request) -> None:
     elif path == "/v1/models":
         model = {"id": engine.knobs.name, "object": "model", "created": 0, "owned_by": "fake"}
         exchange.json({"object": "list", "data": [model]})
+    elif path.startswith(fake_jobs.PATHS):
+        _answer_about_job(engine, exchange, request)
     elif path == "/stats":
         exchange.json(engine.stats())
     else:
@@ -313,6 +338,24 @@ def _answer(engine: Engine, exchange: Exchange, request: Request) -> None:
 def _hang_while(path: Path | None, exchange: Exchange) -> None:
     while path and path.exists():
         exchange.wait(0.01)
+
+
+def _answer_about_job(engine: Engine, exchange: Exchange, request: Request) -> None:
+    """A POST that begins one, and what is asked below the same path."""
+    path = next(path for path in fake_jobs.PATHS if request.path.startswith(path))
+    job, _, below = request.path.removeprefix(path).strip("/").partition("/")
+    engine.note(request.headers, request.body)
+    if request.method == "POST" and not job:
+        engine.count("requests")
+        return exchange.json(engine.jobs.begin(path))
+    engine.count("polls")
+    if engine.knobs.poll_status != 200:
+        return exchange.error(engine.knobs.poll_status, "told to answer so", "fake_error")
+    asked = engine.jobs.drop if request.method == "DELETE" else engine.jobs.show
+    found = asked(job)
+    if found is None or (below and not engine.jobs.is_done(job)):
+        return exchange.error(404, f"no such job: {job}", "not_found_error")
+    return exchange.binary(fake_jobs.CONTENT) if below else exchange.json(found)
 
 
 def _work(engine: Engine, exchange: Exchange, work: Work, body: bytes) -> None:
