@@ -248,6 +248,14 @@ class Controller:
         else:
             handle.end(Outcome.OK)
 
+    def endpoint(self, replica: str) -> Endpoint:
+        """Where a replica answers, for what needs no slot.
+
+        Raises:
+            ReplicaError: it is not running (any more).
+        """
+        return self._cluster.endpoint(replica)
+
     # ── leases ───────────────────────────────────────────────────────────────────────────
 
     async def lease(

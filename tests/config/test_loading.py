@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rota.config.addresses import is_own
-from rota.config.values import CommandEngine, KeyConfig, LlamaCppEngine, UrlEngine
+from rota.config.values import CommandEngine, JobsConfig, KeyConfig, LlamaCppEngine, UrlEngine
 from rota.core.types import Scaling
 from tests.config.helpers import complaints, loaded, warnings
 
@@ -655,6 +655,58 @@ def test_no_models(tmp_path: Path) -> None:
     ]
     assert complaints(tmp_path, "models: {}") == ["1:1: `models` is empty; nothing is served"]
     assert complaints(tmp_path, "models:") == ["1:8: `models` has no value; a mapping is wanted"]
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ("{}", JobsConfig()),
+        ("openai-videos", JobsConfig()),
+        ("/v1/renders", JobsConfig(submit="/v1/renders", poll="/v1/renders/{id}")),
+        ("{submit: /run}", JobsConfig(submit="/run", poll="/run/{id}")),
+        (
+            "{submit: /run, poll: '/r/{id}/s', id: a.b, status: c, done: Ready, ttl: 20m, keep: 0}",
+            JobsConfig("/run", "/r/{id}/s", "a.b", "c", frozenset({"ready"}), 1_200_000, 0),
+        ),
+    ],
+)
+def test_jobs(tmp_path: Path, stated: str, expected: JobsConfig) -> None:
+    config = loaded(tmp_path, f"models: {{a: {{url: 'http://far:1', jobs: {stated}}}}}")
+    assert config.models["a"].jobs == expected
+    assert config.warnings == ()
+
+
+def test_a_model_has_no_jobs_and_keeps_its_web_sockets_unless_it_says_so(tmp_path: Path) -> None:
+    config = loaded(
+        tmp_path,
+        """\
+        defaults: {websocket_idle: 1m}
+        models:
+          a: {url: 'http://far:1'}
+          b: {url: 'http://far:2', websocket_idle: 0}
+        """,
+    )
+    assert config.models["a"].jobs is None
+    assert [entry.websocket_idle_ms for entry in config.models.values()] == [60_000, 0]
+
+
+def test_mistakes_with_jobs(tmp_path: Path) -> None:
+    def said(jobs: str) -> str:
+        [text] = complaints(tmp_path, f"models: {{a: {{url: 'http://far:1', jobs: {jobs}}}}}")
+        return text.partition(": ")[2]
+
+    assert said("openai") == ("`jobs` is `openai`; a mapping, `openai-videos` or a path is wanted")
+    assert "a path like /v1/videos is wanted" in said("{submit: run}")
+    assert "a path like /v1/videos is wanted" in said("{submit: '/a?b'}")
+    assert "which rota answers itself" in said("{submit: /rota/v1/x}")
+    for poll in ("/runs", "/{id}", "/runs/{id}x", "/runs/x{id}", "/runs/{id}/{id}"):
+        assert "is wanted" in said(f"{{poll: '{poll}'}}"), poll
+    assert "a name like `id` or `data.id` is wanted" in said("{id: a..b}")
+
+
+def test_a_job_that_would_outlast_every_lease(tmp_path: Path) -> None:
+    text = "lease_ttl_max: 30m\nmodels: {a: {url: 'http://far:1', jobs: {ttl: 1h}}}"
+    assert warnings(tmp_path, text) == ["2: no lease lasts longer than `lease_ttl_max`, 30m"]
 
 
 def test_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from rota.config.values import CommandEngine, Config, ModelConfig, UrlEngine
 from rota.core.events import Outcome
 from rota.core.types import LeaseClaim, Model, Scaling
 from rota.engines.base import Endpoint
-from rota.errors import RequestError
+from rota.errors import ReplicaError, RequestError
 from rota.store import LeaseKeeper
 from tests.gateway.wire import HANG_S
 
@@ -189,6 +189,7 @@ class FakeGrant:
     is_tool_call: bool = False
     lease: LeaseClaim | None = None
     heard_count: int = 0
+    on_lease: Callable[[FakeGrant, LeaseClaim], None] = lambda grant, claim: None
 
     def end(
         self, outcome: Outcome, *, is_tool_call: bool = False, lease: LeaseClaim | None = None
@@ -197,6 +198,8 @@ class FakeGrant:
             self.outcome = outcome
             self.is_tool_call = is_tool_call
             self.lease = lease
+            if lease is not None:
+                self.on_lease(self, lease)
 
     def heard(self) -> None:
         self.heard_count += 1
@@ -224,7 +227,7 @@ class FakeController:
     """Grants as `decide` says, which may wait, raise, or fill in the grant."""
 
     config: Config
-    endpoint: Endpoint
+    engine: Endpoint  # where every replica answers
     decide: Decide = _at_once
     calls: list[GrantCall] = field(default_factory=list)
     grants: list[FakeGrant] = field(default_factory=list)
@@ -237,6 +240,8 @@ class FakeController:
     active: dict[str, dict[str, object]] = field(default_factory=dict)
     ends: dict[str, asyncio.Future[str]] = field(default_factory=dict)
     is_loaded: bool = True
+    gone: set[str] = field(default_factory=set)  # replicas
+    retaking: asyncio.Event | None = None  # what a lease on a named replica waits for
 
     def grant(
         self,
@@ -271,7 +276,7 @@ class FakeController:
             raise RequestError(
                 f"there is no model {call.model!r}", code="model_not_found", status=404
             )
-        grant = FakeGrant(call.request, call.model, self.endpoint)
+        grant = FakeGrant(call.request, call.model, self.engine, on_lease=self._claimed)
         self.waiting += 1
         try:
             await self.decide(call, grant)
@@ -315,7 +320,25 @@ class FakeController:
             raise RequestError(f"{model} is not loaded", code="not_loaded", status=409)
         if load:
             await self.load(model)
+        if replica is not None:
+            self.asked.append(("lease again", replica))
+            if self.retaking is not None:
+                await self.retaking.wait()
+            self.endpoint(replica)
         lease, replica = f"lease-{len(self.ends) + 1}", replica or f"{model}-1"
+        self._activate(lease, model, replica, caller, reason, ttl_ms)
+        if self.keeper is not None:
+            self.keeper.taken(lease, model, replica, caller, reason, ttl_ms)
+        return FakeLease(lease, model, replica, ttl_ms / 1_000)
+
+    def _claimed(self, grant: FakeGrant, claim: LeaseClaim) -> None:
+        self._activate(
+            claim.lease, grant.model, grant.replica, "its request's", claim.reason, claim.ttl_ms
+        )
+
+    def _activate(
+        self, lease: str, model: str, replica: str, caller: str, reason: str, ttl_ms: int
+    ) -> None:
         self.ends[lease] = asyncio.get_running_loop().create_future()
         self.active[lease] = {
             "lease": lease,
@@ -326,9 +349,11 @@ class FakeController:
             "age_s": 0.0,
             "expires_in_s": ttl_ms / 1_000,
         }
-        if self.keeper is not None:
-            self.keeper.taken(lease, model, replica, caller, reason, ttl_ms)
-        return FakeLease(lease, model, replica, ttl_ms / 1_000)
+
+    def endpoint(self, replica: str) -> Endpoint:
+        if replica in self.gone:
+            raise ReplicaError(f"replica {replica} is gone", code="replica_gone", status=502)
+        return self.engine
 
     def renew_lease(self, lease: str, ttl_ms: int) -> FakeLease:
         active = self.active[lease]

@@ -271,7 +271,7 @@ async def call(
     target: str, peer: str | None, headers: dict[str, str], host: str = "127.0.0.1"
 ) -> int:
     """The status of a GET, as from a peer that this machine cannot be."""
-    controller = FakeController(make_config(host=host), endpoint=None)  # type: ignore[arg-type]
+    controller = FakeController(make_config(host=host), engine=None)  # type: ignore[arg-type]
     scope: dict[str, Any] = {
         "type": "http",
         "method": "GET",

@@ -52,7 +52,7 @@ async def start(folder: Path) -> AsyncIterator[Rota]:
     with LeaseStore(folder) as store:
         controller = FakeController(
             make_config(),
-            endpoint=None,  # type: ignore[arg-type]
+            engine=None,  # type: ignore[arg-type]
             keeper=store,
         )
         app = App(controller, records=store)

@@ -527,7 +527,7 @@ async def test_stream_whose_end_nothing_marks_is_whole_only_with_done(is_done: b
 
 async def test_engine_that_cannot_be_reached() -> None:
     async with start_gateway(answering(b"{}")) as gateway:
-        gateway.controller.endpoint = Endpoint("127.0.0.1", await free_port())
+        gateway.controller.engine = Endpoint("127.0.0.1", await free_port())
         answer = await ask(gateway.port, "POST", CHAT, chat())
         assert (answer.status, answer.json()["error"]["code"]) == (502, "replica_gone")
         assert gateway.controller.outcomes == [Outcome.UNREACHABLE] * 2  # it was asked for twice
@@ -698,7 +698,7 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
 @pytest.mark.parametrize("base", ["", "/v1", "/api", "/api/v1"])
 async def test_engine_s_url_may_end_in_v1(base: str) -> None:
     async with start_gateway(answering(b"{}")) as gateway:
-        gateway.controller.endpoint = replace(gateway.engine.endpoint, base_path=base)
+        gateway.controller.engine = replace(gateway.engine.endpoint, base_path=base)
         await ask(gateway.port, "POST", CHAT, chat())
         assert gateway.engine.requests[0].target == base.removesuffix("/v1") + CHAT
 

@@ -33,7 +33,7 @@ from tests.gateway.wire import CHAT, HANG_S, ask, chat, connect, request_bytes
 
 
 def app_for(config: Config) -> App:
-    return App(FakeController(config, endpoint=None))  # type: ignore[arg-type]
+    return App(FakeController(config, engine=None))  # type: ignore[arg-type]
 
 
 async def endless(exchange: Exchange) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import httpx2
 
 from rota.cluster.local import LocalCluster
-from rota.config.values import CommandEngine, Config, DeviceConfig, ModelConfig
+from rota.config.values import CommandEngine, Config, DeviceConfig, JobsConfig, ModelConfig
 from rota.controller import Controller
 from rota.core.types import Model, Scaling
 from rota.gateway.app import App
@@ -54,6 +54,8 @@ class Fake:
     shell: str = ""
     shell_tail: str = ""
     facts: tuple[tuple[str, Any], ...] = ()
+    jobs: JobsConfig | None = None
+    websocket_idle_ms: int = 0
 
     def entry(self, devices: Path) -> ModelConfig:
         takes = self.memory_mib if self.takes_mib is None else self.takes_mib
@@ -70,6 +72,8 @@ class Fake:
             engine=CommandEngine(command),
             start_timeout_ms=self.start_timeout_ms,
             silent_after_ms=self.silent_after_ms,
+            jobs=self.jobs,
+            websocket_idle_ms=self.websocket_idle_ms,
         )
 
     def with_facts(self, **facts: Any) -> Fake:

@@ -18,10 +18,13 @@ from rota.config.addresses import url_problem
 from rota.config.complaints import Complaints, Place, did_you_mean
 from rota.config.document import Document
 from rota.config.footprint import estimate_mib
+from rota.config.units import show_duration
 from rota.config.values import (
+    DONE,
     CommandEngine,
     DeviceConfig,
     EngineConfig,
+    JobsConfig,
     LlamaCppEngine,
     ModelConfig,
     UrlEngine,
@@ -91,6 +94,8 @@ class ModelReader:
             start_timeout_ms=start_timeout_ms,
             start_timeout_ms_max=start_timeout_ms_max,
             silent_after_ms=self._shared("silent_after"),
+            jobs=self._jobs(),
+            websocket_idle_ms=self._shared("websocket_idle"),
             line=self.document.key_place("models", self.name).line,
         )
 
@@ -261,6 +266,23 @@ class ModelReader:
             return macros.get(name, match[0])
 
         return _PLACEHOLDER.sub(fill, text)
+
+    def _jobs(self) -> JobsConfig | None:
+        keys = self.entry.jobs
+        if keys is None:
+            return None
+        if "ttl" in keys.model_fields_set and keys.ttl > self.file.lease_ttl_max:
+            longest = show_duration(self.file.lease_ttl_max)
+            self._warn(f"no lease lasts longer than `lease_ttl_max`, {longest}", "jobs", "ttl")
+        return JobsConfig(
+            submit=keys.submit,
+            poll=keys.poll or f"{keys.submit}/{{id}}",
+            id=keys.id,
+            status=keys.status,
+            done=frozenset(word.lower() for word in keys.done) or DONE,
+            ttl_ms=keys.ttl,
+            keep_ms=keys.keep,
+        )
 
     # --- when ---
 

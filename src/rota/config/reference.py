@@ -52,6 +52,10 @@ A `max` above `min` is accepted and not acted on yet: a model on demand runs one
 always runs `min` of them. A warning says so.
 """
 
+_AFTER_JOBS = """\
+[jobs.md](jobs.md) tells what becomes of a job, and of web sockets.
+"""
+
 _AFTER_MODELS = """\
 Which keys go with which kind is said in front of each (`cmd`, `model`, `url`); the others go with
 every kind, save that `url` has neither scaling nor pinning nor devices nor start and stop.
@@ -79,6 +83,7 @@ _SECTIONS: tuple[tuple[str, type[schema.Keys], str], ...] = (
     ("`devices: NAME`", schema.DeviceKeys, _AFTER_DEVICES),
     ("`models: NAME`", schema.ModelKeys, _AFTER_MODELS),
     ("`keys: NAME`", schema.ClientKeys, _AFTER_KEYS),
+    ("`jobs`", schema.JobsKeys, _AFTER_JOBS),
     ("`scaling`", schema.ScalingKeys, _AFTER_SCALING),
     ("`defaults`", schema.SharedKeys, ""),
 )

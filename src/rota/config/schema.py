@@ -18,8 +18,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from rota.config import units
+from rota.config.values import DONE
 
 T = TypeVar("T")
+
+
+# What no job can be posted to or asked after under.
+_OWN_PATHS = (
+    *("/rota/", "/upstream/", "/v1/models", "/v1/realtime"),
+    *("/health", "/running", "/unload", "/queue", "/logs", "/metrics"),
+)
 
 
 def _reader(read: Callable[[str], T], wanted: str) -> BeforeValidator:
@@ -130,6 +138,40 @@ def _some_text(text: str) -> str:
     return text
 
 
+def _path(text: str) -> str:
+    if not re.fullmatch(r"/[!-~]+", text) or set(text) & set("?#{}"):
+        raise ValueError(f"is `{text}`; a path like /v1/videos is wanted")
+    if text.startswith(_OWN_PATHS):
+        raise ValueError(f"is `{text}`, which rota answers itself")
+    return text
+
+
+def _poll_path(text: str) -> str:
+    before, _, after = text.partition("/{id}")
+    if "/{id}" not in text or (after and not after.startswith("/")):
+        raise ValueError(f"is `{text}`; a path like /v1/videos/{{id}} is wanted")
+    if after:
+        _path(after)
+    return _path(before) + "/{id}" + after
+
+
+def _field(text: str) -> str:
+    if not all(text.split(".")):
+        raise ValueError(f"is `{text}`; a name like `id` or `data.id` is wanted")
+    return text
+
+
+def _jobs(value: object) -> object:
+    """A word in place of the mapping: the shape whose defaults are all right, or a path."""
+    if not isinstance(value, str):
+        return _mapping(value)
+    if value == "openai-videos":
+        return {}
+    if value.startswith("/"):
+        return {"submit": value}
+    raise _complaint(f"is `{value}`; a mapping, `openai-videos` or a path is wanted")
+
+
 # What a value can be. The `| None` is for "not stated"; a key that stands there without a value
 # reaches the reader, which refuses it.
 Text = Annotated[str | None, _reader(_some_text, "text")]
@@ -146,6 +188,9 @@ MaybeSomeDuration = Annotated[int | None, _reader(_positive_duration, "a duratio
 Silence = Annotated[int, _reader(_silence, "a duration")]
 Footprint = Annotated[int | None, _reader(_mib_up, "an amount of memory")]
 Budget = Annotated[int, _reader(_mib_down, "an amount of memory")]
+JobPath = Annotated[str, _reader(_path, "a path")]
+MaybePollPath = Annotated[str | None, _reader(_poll_path, "a path")]
+FieldName = Annotated[str, _reader(_field, "text")]
 Bytes = Annotated[int, _reader(units.memory_bytes, "an amount of memory")]
 
 
@@ -240,6 +285,12 @@ class SharedKeys(Keys):
         "10s",
     )
     hold_finished: Duration = key("duration", "The same after any other answer.", "1s")
+    websocket_idle: Duration = key(
+        "duration",
+        "An open web socket counts as use until nothing but pings has passed for so long; "
+        "0 = for as long as it is open.",
+        "0",
+    )
     start_timeout: SomeDuration = key(
         "duration",
         "A start fails when it is not ready so long after it began or after its last output, "
@@ -263,6 +314,36 @@ class SharedKeys(Keys):
     )
 
 
+class JobsKeys(Keys):
+    """Work that goes on after the answer that gave its id. `jobs: openai-videos` (or `{}`) takes
+    every default; `jobs: /v1/renders` states `submit` alone."""
+
+    submit: JobPath = key("path", "What a job is posted to.", "/v1/videos")
+    poll: MaybePollPath = key(
+        "path",
+        "What it is asked after under, `{id}` being one whole segment; what lies below (as "
+        "`/content`) goes to the same replica.",
+        shown="`submit` and `/{id}`",
+    )
+    id: FieldName = key("text", "Where the answers have the job's id; dots go into objects.", "id")
+    status: FieldName = key("text", "Where they have how the job is.", "status")
+    done: Texts = key(
+        "list",
+        "What that says at the end, in any case.",
+        (),
+        shown=", ".join(f"`{word}`" for word in sorted(DONE)),
+    )
+    ttl: SomeDuration = key(
+        "duration", "A job keeps its replica for this long at most, whatever it says.", "1h"
+    )
+    keep: Duration = key(
+        "duration",
+        "After a job's end its replica is kept for so long, or until the client has fetched "
+        "something below the job's path.",
+        "5s",
+    )
+
+
 class ModelKeys(SharedKeys):
     """One entry under `models:`. Exactly one of `cmd`, `model` and `url` says what it is."""
 
@@ -275,6 +356,9 @@ class ModelKeys(SharedKeys):
     url: Text = key("URL", "A server that someone else runs.")
     engine: Text = key("text", "`llama.cpp`; implied by `model`.")
     aliases: Texts = key("list", "Other names that clients may ask for.", ())
+    jobs: Annotated[JobsKeys | None, BeforeValidator(_jobs)] = key(
+        "mapping, or a word", "Its work goes on after the answer that gave a job's id.", shown="no"
+    )
     pinned: Truth = key(
         "true or false",
         "Once loaded, it never leaves to make room and never steps down; `rota unpin` lets it go.",

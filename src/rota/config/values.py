@@ -72,6 +72,39 @@ class UrlEngine:
 EngineConfig = CommandEngine | LlamaCppEngine | UrlEngine
 
 
+DONE = frozenset(
+    {
+        *{"completed", "complete", "succeeded", "success", "finished", "done", "incomplete"},
+        *{"failed", "failure", "error", "cancelled", "canceled", "expired"},
+    }
+)
+"""What the job interfaces of the field call an end: OpenAI's videos and background responses,
+Replicate's predictions, ComfyUI's history, and those made after them."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobsConfig:
+    """Work that a POST starts, that goes on after its answer, and that is asked after by an id.
+
+    Args:
+        submit: the path of that POST.
+        poll: the path to ask under; `{id}` is one whole segment of it.
+        id: where the answer has the job's id; dots go into objects.
+        status: where it has how the job is.
+        done: what that says, in lower case, when the work is over.
+        ttl_ms: a job's replica counts as in use for this long at most.
+        keep_ms: and for this long after the end, for its result to be fetched.
+    """
+
+    submit: str = "/v1/videos"
+    poll: str = "/v1/videos/{id}"
+    id: str = "id"
+    status: str = "status"
+    done: frozenset[str] = DONE
+    ttl_ms: int = 3_600_000
+    keep_ms: int = 5_000
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """One entry under `models:`.
@@ -80,6 +113,9 @@ class ModelConfig:
         start_timeout_ms: a start fails so long after it began, or after the last output.
         start_timeout_ms_max: and so long after it began in any case.
         silent_after_ms: how long a ready engine may answer nothing; 0 = for ever.
+        jobs: None = a request's work is over when its answer is.
+        websocket_idle_ms: an open web socket counts as use until it has been silent for so
+            long; 0 = for as long as it is open.
     """
 
     model: Model
@@ -88,6 +124,8 @@ class ModelConfig:
     start_timeout_ms: int = 300_000
     start_timeout_ms_max: int = 1_200_000
     silent_after_ms: int = 60_000
+    jobs: JobsConfig | None = None
+    websocket_idle_ms: int = 0
     line: int = 0  # where it stands in the file
 
     @property

@@ -1,23 +1,18 @@
 """The whole HTTP surface as one ASGI application.
 
-The data path (`proxy.PATHS`) is plain ASGI, for its price per request; everything else is
-asked rarely and is an ordinary Starlette application beside it.
+The data path (`proxy.PATHS`, jobs, web sockets) is below any framework, for its price per
+request; everything else is asked rarely and is an ordinary Starlette application beside it.
 
-The admin surface can end models, so it answers this machine only. What decides is the peer
-address of the socket itself, never a forwarded header, which anyone can write. A page in a
-browser on this machine is on this machine too, so `Host` must be a name of ours (a rebound
-DNS name is not) and `Origin`, or what the browser says of the fetch's site, must be ours.
+The admin surface can end models, so it answers this machine only (`guard`).
 
 Health checks, lists and status are not use: nothing here but a grant keeps a model alive.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import itertools
 import logging
 import os
-import re
 import shlex
 import time
 from collections.abc import Awaitable, Mapping
@@ -36,8 +31,11 @@ from rota.errors import RequestError, RotaError
 from rota.gateway import proxy
 from rota.gateway.client import Client
 from rota.gateway.errors import error_body, error_headers, internal_error, send_error
+from rota.gateway.guard import check_admin
+from rota.gateway.jobs import METHODS, Jobs
 from rota.gateway.keys import CHALLENGE, authenticate
 from rota.gateway.leases import Handler, Leases
+from rota.gateway.sockets import REALTIME, Sockets
 from rota.gateway.surface import Controller, LeaseRecords
 from rota.gateway.watch import ClientGoneError, Watch
 
@@ -46,7 +44,6 @@ T = TypeVar("T")
 GREETING = "rota is running"
 GRACE_S_MAX = 86_400
 
-_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _OFFERED = sorted(proxy.PATHS)
 
 _log = logging.getLogger(__name__)
@@ -69,25 +66,38 @@ class App:
         records: LeaseRecords | None = None,
     ) -> None:
         self._client = client or Client()
-        self._proxy = proxy.Proxy(controller, self._client)
+        self._jobs = Jobs(controller, self._client)
+        self._proxy = proxy.Proxy(controller, self._client, self._jobs)
+        self._sockets = Sockets(controller, self._client)
         self._beside = _Beside(controller, records).application()
         self._keys = controller.config.keys
         self._run = os.urandom(4).hex()
         self._count = itertools.count(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # no web socket is spoken yet, and no lifespan needed
-            return
         try:
             authenticate(scope, self._keys)
         except RequestError as error:
             await send_error(send, error, self._id(), CHALLENGE)
             return
-        if scope["path"] in proxy.PATHS:
+        if scope["type"] == "websocket":
+            await self._sockets(scope, receive, send)
+            return
+        path = scope["path"]
+        if path in proxy.PATHS or path in self._jobs.submits:
             if scope["method"] == "POST":
                 await self._proxy(scope, receive, send)
             else:
-                await send_error(send, _not_allowed("POST"), self._id(), [(b"allow", b"POST")])
+                await self._send_not_allowed(send, "POST")
+            return
+        if self._jobs.covers(path):
+            if scope["method"] in METHODS:
+                await self._jobs(scope, receive, send)
+            else:
+                await self._send_not_allowed(send, ", ".join(METHODS))
+            return
+        if path == REALTIME:
+            await send_error(send, _only_as_socket(), self._id(), [(b"upgrade", b"websocket")])
             return
         request_id = scope["state"]["request_id"] = self._id()
         try:
@@ -96,8 +106,13 @@ class App:
             _log.exception("%s failed: %s %s", request_id, scope["method"], scope["path"])
 
     async def close(self) -> None:
-        """Close the connections kept to engines."""
+        """Follow no job any longer, and close the connections kept to engines."""
+        await self._jobs.close()
         await self._client.close()
+
+    async def _send_not_allowed(self, send: Send, allowed: str) -> None:
+        headers = [(b"allow", allowed.encode("ascii"))]
+        await send_error(send, _not_allowed(allowed), self._id(), headers)
 
     def _id(self) -> str:
         return f"{self._run}-a{next(self._count)}"
@@ -206,7 +221,7 @@ class _Beside:
 
     def _admin(self, handler: Handler) -> Handler:
         async def guarded(request: Request) -> Response:
-            _check_admin(request, self._controller.config.host)
+            check_admin(request, self._controller.config.host)
             return await handler(request)
 
         return guarded
@@ -263,41 +278,6 @@ class _Beside:
     async def _unload_like_llama_swap(self, request: Request) -> Response:
         await _while_there(request, self._controller.unload(None))
         return PlainTextResponse("OK")
-
-
-def _check_admin(request: Request, listen_host: str) -> None:
-    """Raises: RequestError: 403, saying what would be accepted."""
-    peer = request.client.host if request.client else ""
-    if not _is_loopback(peer):
-        raise _forbidden(f"this surface answers the machine it runs on only, not {peer!r}")
-    hosts = request.headers.getlist("host")
-    name = _host_name(hosts[0]) if len(hosts) == 1 else None
-    if name is None or not (_is_loopback(name) or name in ("localhost", listen_host.lower())):
-        raise _forbidden(
-            "the Host header must be localhost, a loopback address or the address rota listens "
-            f"on, not {', '.join(hosts)!r}"
-        )
-    origin = request.headers.get("origin")
-    if origin is not None and origin != f"{request.url.scheme}://{hosts[0]}":
-        raise _forbidden(f"the Origin header must be rota's own, not {origin!r}")
-    site = request.headers.get("sec-fetch-site", "none")
-    if site not in ("same-origin", "none"):
-        raise _forbidden(f"a page of another site asked ({site}); open rota's own address")
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        parsed = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    mapped = getattr(parsed, "ipv4_mapped", None)  # ::ffff:127.0.0.1, on a socket for both
-    return bool((mapped or parsed).is_loopback)
-
-
-def _host_name(host: str) -> str | None:
-    """The name or address in a Host header; None for what is no such header."""
-    match = _HOST.fullmatch(host)
-    return match["name"].strip("[]").lower() if match else None
 
 
 def _like_llama_swap(model: str, replica: Mapping[str, object]) -> dict[str, str]:
@@ -390,9 +370,13 @@ async def _on_mistake(request: Request, error: Exception) -> Response:
     return _error_response(request, internal_error(_request_id(request)))
 
 
+def _only_as_socket() -> RequestError:
+    return RequestError(
+        f"{REALTIME} is a web socket; ask to upgrade the connection",
+        code="upgrade_required",
+        status=426,
+    )
+
+
 def _not_allowed(allowed: str) -> RequestError:
     return RequestError(f"this path takes {allowed} only", code="method_not_allowed", status=405)
-
-
-def _forbidden(message: str) -> RequestError:
-    return RequestError(message, code="forbidden", status=403)

@@ -24,13 +24,14 @@ import asyncio
 import socket
 import ssl
 import sys
-from collections.abc import Iterable
-from typing import cast
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar, cast
 
 import httptools
 
 from rota.engines.base import Endpoint
 
+T = TypeVar("T")
 Headers = list[tuple[bytes, bytes]]
 
 CONNECT_S_MAX = 5.0  # a machine that is there answers a SYN in far less, from anywhere
@@ -100,7 +101,8 @@ class Client:
             UnreachableError: no connection within `CONNECT_S_MAX`.
             BrokenOffError: it ended before the head of an answer was complete.
         """
-        head = _request_head(endpoint, method, target, headers, len(body))
+        framing = f"content-length: {len(body)}\r\n"
+        head = request_head(endpoint, method, target, headers, framing)
         kept = self._take(endpoint)
         if kept is not None:
             try:
@@ -110,6 +112,15 @@ class Client:
                     raise
         fresh = await self._connect(endpoint)
         return await fresh.exchange(method, head, body)
+
+    async def open(self, endpoint: Endpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection for something else than requests, never kept; its caller closes it.
+
+        Raises:
+            UnreachableError: no connection within `CONNECT_S_MAX`.
+        """
+        tls = self._tls_for(endpoint)
+        return await _bounded(asyncio.open_connection(endpoint.host, endpoint.port, ssl=tls))
 
     def forget(self, endpoint: Endpoint) -> None:
         """Close what is kept to an endpoint. An engine that ends closes them by itself."""
@@ -152,22 +163,31 @@ class Client:
 
     async def _connect(self, endpoint: Endpoint) -> _Connection:
         loop = asyncio.get_running_loop()
-        tls = self._tls() if endpoint.scheme == "https" else None
-        try:
-            async with asyncio.timeout(CONNECT_S_MAX):
-                _, connection = await loop.create_connection(
-                    lambda: _Connection(self, endpoint, loop), endpoint.host, endpoint.port, ssl=tls
-                )
-        except TimeoutError as error:
-            raise UnreachableError(f"no connection within {CONNECT_S_MAX:g} s") from error
-        except (OSError, ValueError) as error:  # the latter: a host that cannot be one
-            raise UnreachableError(str(error)) from error
+        tls = self._tls_for(endpoint)
+        _, connection = await _bounded(
+            loop.create_connection(
+                lambda: _Connection(self, endpoint, loop), endpoint.host, endpoint.port, ssl=tls
+            )
+        )
         return connection
 
-    def _tls(self) -> ssl.SSLContext:
+    def _tls_for(self, endpoint: Endpoint) -> ssl.SSLContext | None:
+        if endpoint.scheme != "https":
+            return None
         if self._ssl_context is None:
             self._ssl_context = ssl.create_default_context()
         return self._ssl_context
+
+
+async def _bounded(connecting: Coroutine[Any, Any, T]) -> T:
+    """Connect. Raises: UnreachableError: no connection within `CONNECT_S_MAX`."""
+    try:
+        async with asyncio.timeout(CONNECT_S_MAX):
+            return await connecting
+    except TimeoutError as error:
+        raise UnreachableError(f"no connection within {CONNECT_S_MAX:g} s") from error
+    except (OSError, ValueError) as error:  # the latter: a host that cannot be one
+        raise UnreachableError(str(error)) from error
 
 
 class Response:
@@ -455,18 +475,22 @@ def _is_delimited(headers: Headers) -> bool:
     return False
 
 
-def _request_head(
+def request_head(
     endpoint: Endpoint,
     method: str,
     target: str,
     headers: Iterable[tuple[bytes, bytes]],
-    body_bytes: int,
+    framing: str,
 ) -> bytes:
+    """A request up to its body.
+
+    Args:
+        framing: header lines, each with its end, that say what comes after.
+    """
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     lines = [
         f"{method} {endpoint.base_path}{target} HTTP/1.1\r\n"
-        f"host: {host}:{endpoint.port}\r\n"
-        f"content-length: {body_bytes}\r\n".encode("latin-1")
+        f"host: {host}:{endpoint.port}\r\n{framing}".encode("latin-1")
     ]
     for name, value in headers:
         lines += (name, b": ", value, b"\r\n")

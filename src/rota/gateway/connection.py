@@ -7,6 +7,7 @@
   connection told. uvicorn stops reading then, and tells only the latest.
 - Who is refused while still sending hears why: a connection that is to end stays until the
   body is in, since closing it earlier would make the kernel throw the answer away (RST).
+- A web socket is handed to the application as the connection that it is (`sockets`).
 - What is not HTTP is answered in our shape, and never inside another answer.
 
 Refused: h11, which has such bounds, at three times the CPU per request.
@@ -16,12 +17,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import urllib.parse
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from rota.errors import RequestError
 from rota.gateway.errors import error_body, error_headers
+from rota.gateway.sockets import ClientSocket
 
 HEAD_BYTES_MAX = 64 * 1024  # nginx takes 32 KiB, node 16 KiB
 HEAD_S_MAX = 60.0  # from connecting, or from the first byte, to the end of a head
@@ -84,6 +88,8 @@ class Connection(HttpToolsProtocol):
         self._head_since = None
         self._beside_bytes = 0
         super().on_headers_complete()
+        if self.parser.should_upgrade() and self._should_upgrade():
+            return  # `handle_websocket_upgrade` is next
         self.headers = []  # another list than the request's: trailers land here
         self._is_kept, self.cycle.keep_alive = self.cycle.keep_alive, True
         if self.pipeline:
@@ -96,6 +102,8 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade() and self._should_upgrade():
+            return
         self._is_in_head = True
         self._beside_bytes = 0
         self._refused_since = None
@@ -108,6 +116,33 @@ class Connection(HttpToolsProtocol):
         if not self._is_in_head and self._answering is self.cycle:
             self._refused_since = self.loop.time()
         super().on_response_complete()
+
+    # -- web sockets
+
+    def _should_upgrade(self) -> bool:
+        return self._get_upgrade() == b"websocket" and self.parser.get_method() == b"GET"
+
+    def handle_websocket_upgrade(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._turn_away(400, "a web socket cannot be asked for behind another request")
+            return
+        try:
+            url = httptools.parse_url(self.url)
+        except httptools.HttpParserInvalidURLError:
+            self._turn_away(400, "this is not a path")
+            return
+        self.connections.discard(self)
+        near = ClientSocket(self.transport, self.connections, self.loop)
+        scope = self.scope | {
+            "type": "websocket",
+            "path": urllib.parse.unquote(url.path.decode("ascii")),
+            "raw_path": url.path,
+            "query_string": url.query or b"",
+            "extensions": {"rota.socket": near},
+        }
+        near.task = self.loop.create_task(self.app(scope, near.receive, near.send))
+        near.task.add_done_callback(self.tasks.discard)
+        self.tasks.add(near.task)
 
     # -- ends
 

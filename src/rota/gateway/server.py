@@ -170,8 +170,8 @@ class _Server(uvicorn.Server):
         while not self._leaving.is_set():
             await self.on_tick(0)
             for connection in list(self.server_state.connections):
-                assert isinstance(connection, Connection), connection
-                connection.turn_away_if_slow(clock())
+                if isinstance(connection, Connection):  # not one that became a web socket
+                    connection.turn_away_if_slow(clock())
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._leaving.wait(), 1)
 
@@ -210,7 +210,7 @@ def _uvicorn_config(app: App) -> uvicorn.Config:
         app,
         interface="asgi3",
         http=Connection,
-        ws="none",
+        ws="none",  # see `sockets`
         lifespan="off",
         loop="none",  # it runs in the loop it is started from
         log_config=None,

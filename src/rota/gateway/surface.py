@@ -111,6 +111,9 @@ class Controller(Protocol):
     def pin(self, model: str, *, is_pinned: bool) -> None:
         """From now on the model does not leave once it is loaded, or may again."""
 
+    def endpoint(self, replica: str) -> Endpoint:
+        """Where a replica answers. Raises: ReplicaError: it is gone."""
+
     async def load(self, model: str) -> str:
         """Bring a model up and wait for it; the replica's id. Raises: RotaError."""
 
