@@ -57,3 +57,13 @@ async def test_one_that_hangs_at_work_fails_its_requests_and_makes_way(
         assert not is_alive(pid)
         assert (await rival).status_code == 200
         assert rig.in_flight() == 0
+
+
+async def test_one_that_streams_is_not_silent_though_its_health_hangs(tmp_path: Path) -> None:
+    hangs = tmp_path / "hangs"
+    knobs = ("--probe-hangs-while", str(hangs), "--tokens", "60", "--tokens-per-second", "20")
+    async with rota(tmp_path, [Fake("a", knobs, silent_after_ms=1_000)], ONE) as rig:
+        async with rig.begun("a") as rest:
+            hangs.touch()
+            lines = [line async for line in rest]
+        assert lines[-2:] == ["data: [DONE]", ""]
