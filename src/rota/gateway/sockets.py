@@ -352,6 +352,9 @@ class _Claim:
 
     Args:
         idle_s: without use for so long it is let go; 0 = never.
+
+    Attributes:
+        heard: to be called when bytes come from the engine.
     """
 
     def __init__(
@@ -368,6 +371,7 @@ class _Claim:
         self._caller = caller
         self._model = grant.model
         self._replica = grant.replica
+        self.heard = grant.heard
         self._idle_s = idle_s
         self._lease: str | None = claim.lease
         self._clock = asyncio.get_running_loop().time
@@ -447,7 +451,9 @@ class _Tunnel:
         other, with a close of our own where its peer sent none."""
         near = self._near
         up = asyncio.create_task(_pump(near.reader, self._far_writer, self._up, self._claim))
-        down = asyncio.create_task(_pump(self._far_reader, near.writer, self._down, self._claim))
+        down = asyncio.create_task(
+            _pump(self._far_reader, near.writer, self._down, self._claim, is_heard=True)
+        )
         keep = asyncio.create_task(self._claim.keep())
         tasks = (up, down, keep)
         reason: str | None = "rota is stopping"
@@ -502,11 +508,22 @@ class _Tunnel:
 
 
 async def _pump(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: Frames, claim: _Claim
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    frames: Frames,
+    claim: _Claim,
+    *,
+    is_heard: bool = False,
 ) -> None:
-    """Pass on what is read, as fast as it is taken; messages only under a claim."""
+    """Pass on what is read, as fast as it is taken; messages only under a claim.
+
+    Args:
+        is_heard: what is read comes from the engine.
+    """
     with contextlib.suppress(OSError):
         while piece := await reader.read(PIECE_BYTES):
+            if is_heard:
+                claim.heard()
             if frames.read(piece):
                 await claim.use()
             writer.write(piece)
