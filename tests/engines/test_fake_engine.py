@@ -122,6 +122,21 @@ def test_whole_answers() -> None:
         assert engine.post("/v1/completions", [])[0] == 400
 
 
+def test_a_tool_that_is_offered_is_called_until_it_has_said_something() -> None:
+    path = "/v1/chat/completions"
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    asked = {"messages": [{"role": "user", "content": "hi"}], "tools": tools}
+    told = {"messages": [{"role": "tool", "content": "nothing"}], "tools": tools}
+    with fake() as engine:
+        choice = json.loads(engine.post(path, asked)[1])["choices"][0]
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["tool_calls"][0]["function"]["name"] == "look"
+        _, streamed = engine.post(path, asked | {"stream": True})
+        assert b'"name": "look"' in streamed
+        assert b'"finish_reason": "tool_calls"' in streamed
+        assert json.loads(engine.post(path, told)[1])["choices"][0]["finish_reason"] == "stop"
+
+
 def test_it_counts_what_it_sees() -> None:
     with fake() as engine:
         body = {"model": "m", "long": "x" * 100_000}

@@ -7,6 +7,7 @@ into memory that is not free is caught by the engine's own crash.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -53,6 +54,7 @@ class Fake:
     silent_after_ms: int = 60_000
     shell: str = ""
     shell_tail: str = ""
+    aliases: tuple[str, ...] = ()
     facts: tuple[tuple[str, Any], ...] = ()
     jobs: JobsConfig | None = None
     websocket_idle_ms: int = 0
@@ -70,6 +72,7 @@ class Fake:
         return ModelConfig(
             model=Model(self.name, self.scaling, self.memory_mib, **facts),
             engine=CommandEngine(command),
+            aliases=self.aliases,
             start_timeout_ms=self.start_timeout_ms,
             silent_after_ms=self.silent_after_ms,
             jobs=self.jobs,
@@ -99,6 +102,17 @@ class Rig:
     def devices(self) -> FakeDevices:
         assert self._devices is not None, "these engines are real"
         return self._devices
+
+    def processes(self) -> dict[str, list[int]]:
+        """The engines that run, by model, as the machine has it and not as rota does."""
+        mine = str(self.devices.path)
+        found: dict[str, list[int]] = {}
+        for pid in descendants(os.getpid()):
+            with contextlib.suppress(OSError):
+                argv = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+                if "rota.testing.fake_engine" in argv and mine in argv and is_alive(pid):
+                    found.setdefault(argv[argv.index("--name") + 1], []).append(pid)
+        return found
 
     async def chat(self, model: str, *, stream: bool = False, **headers: str) -> httpx2.Response:
         """One chat request."""

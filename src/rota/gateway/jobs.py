@@ -238,7 +238,7 @@ class Jobs:
         if ended.done() and not ended.cancelled() and not job.is_over:
             _log.warning("%s is followed no longer, its lease has ended: %s", job, ended.result())
         elif job.is_lost:
-            _log.warning("%s is followed no longer: its engine has lost it", job)
+            _log.warning("%s is followed no longer: its engine knows nothing of it", job)
 
     async def _until_over(self, job: Job, ended: asyncio.Future[str]) -> None:
         pause_s = POLL_S_MIN
@@ -417,8 +417,7 @@ def _id_in(shape: JobsConfig, content: object) -> str | None:
     if isinstance(found, bool) or not isinstance(found, str | int):
         return None
     text = str(found)
-    is_sane = 0 < len(text) <= ID_LENGTH_MAX and text.isprintable() and text not in (".", "..")
-    return text if is_sane else None
+    return text if 0 < len(text) <= ID_LENGTH_MAX and text.isprintable() else None
 
 
 def _at(content: object, route: str) -> object:

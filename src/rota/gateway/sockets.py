@@ -352,9 +352,6 @@ class _Claim:
 
     Args:
         idle_s: without use for so long it is let go; 0 = never.
-
-    Attributes:
-        heard: to be called when bytes come from the engine.
     """
 
     def __init__(
@@ -371,7 +368,6 @@ class _Claim:
         self._caller = caller
         self._model = grant.model
         self._replica = grant.replica
-        self.heard = grant.heard
         self._idle_s = idle_s
         self._lease: str | None = claim.lease
         self._clock = asyncio.get_running_loop().time
@@ -451,9 +447,7 @@ class _Tunnel:
         other, with a close of our own where its peer sent none."""
         near = self._near
         up = asyncio.create_task(_pump(near.reader, self._far_writer, self._up, self._claim))
-        down = asyncio.create_task(
-            _pump(self._far_reader, near.writer, self._down, self._claim, is_heard=True)
-        )
+        down = asyncio.create_task(_pump(self._far_reader, near.writer, self._down, self._claim))
         keep = asyncio.create_task(self._claim.keep())
         tasks = (up, down, keep)
         reason: str | None = "rota is stopping"
@@ -508,22 +502,11 @@ class _Tunnel:
 
 
 async def _pump(
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    frames: Frames,
-    claim: _Claim,
-    *,
-    is_heard: bool = False,
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, frames: Frames, claim: _Claim
 ) -> None:
-    """Pass on what is read, as fast as it is taken; messages only under a claim.
-
-    Args:
-        is_heard: what is read comes from the engine.
-    """
+    """Pass on what is read, as fast as it is taken; messages only under a claim."""
     with contextlib.suppress(OSError):
         while piece := await reader.read(PIECE_BYTES):
-            if is_heard:
-                claim.heard()
             if frames.read(piece):
                 await claim.use()
             writer.write(piece)

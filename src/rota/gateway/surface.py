@@ -42,7 +42,7 @@ class GrantHandle(Protocol):
         the replica is leased in the same step."""
 
     def heard(self) -> None:
-        """Bytes came from the engine; for a web socket also after the grant has ended."""
+        """Bytes came from the engine."""
 
 
 class Lease(Protocol):

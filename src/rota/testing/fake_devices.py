@@ -28,7 +28,7 @@ class FakeDevices:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
 
     @classmethod
     def create(cls, path: Path, totals: Mapping[str, int]) -> FakeDevices:
@@ -84,7 +84,7 @@ class FakeDevices:
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[dict[str, Any]]:
-        with self._path.open("r+") as file:
+        with self.path.open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             content = json.load(file)
             content["claims"] = [claim for claim in content["claims"] if _still_counts(claim)]

@@ -384,17 +384,30 @@ def _work(engine: Engine, exchange: Exchange, work: Work, body: bytes) -> None:
 
 
 def _chat(engine: Engine, exchange: Exchange, asked: dict[str, Any]) -> None:
+    call = _tool_call(asked)
+    called = {"tool_calls": [call]} if call else {}
+    ending = "tool_calls" if call else "stop"
+
     def full(text: str, usage: object) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        message = {"role": "assistant", "content": text} | called
+        choice = {"index": 0, "message": message, "finish_reason": ending}
         return {"object": "chat.completion", "choices": [choice], "usage": usage}
 
     def piece(text: str | None, finish: str | None) -> dict[str, Any]:
-        delta = {"role": "assistant", "content": ""} if text is None else {"content": text}
-        choice = {"index": 0, "delta": {} if finish else delta, "finish_reason": finish}
+        delta = {"role": "assistant", "content": ""} | called if text is None else {"content": text}
+        choice = {"index": 0, "delta": {} if finish else delta, "finish_reason": finish and ending}
         return {"object": "chat.completion.chunk", "choices": [choice]}
 
     _generate(engine, exchange, asked, full, piece)
+
+
+def _tool_call(asked: dict[str, Any]) -> dict[str, Any] | None:
+    """The first of the tools offered is called, unless the last message is what one said."""
+    tools, messages = asked.get("tools"), asked.get("messages")
+    if not tools or (messages and messages[-1].get("role") == "tool"):
+        return None
+    function = {"name": tools[0]["function"]["name"], "arguments": "{}"}
+    return {"index": 0, "id": "call-1", "type": "function", "function": function}
 
 
 def _complete(engine: Engine, exchange: Exchange, asked: dict[str, Any]) -> None:
