@@ -209,6 +209,7 @@ class Controller:
         activation_wait_ms: int | None = None,
         queue_wait_ms: int | None = None,
         hold_ms: int | None = None,
+        default_holds_ms: tuple[int | None, int | None] = (None, None),
         patience_ms: int | None = None,
         priority: int | None = None,
     ) -> AsyncIterator[GrantHandle]:
@@ -232,6 +233,7 @@ class Controller:
             activation_wait_ms=activation_wait_ms,
             queue_wait_ms=queue_wait_ms,
             hold_ms=hold_ms,
+            default_holds_ms=default_holds_ms,
             patience_ms=patience_ms,
             priority=priority,
             obstacle=self._obstacle(model),

@@ -747,6 +747,7 @@ def test_keys_and_what_they_decide(tmp_path: Path) -> None:
             sha256: {"cd" * 32}
             priority: -7
             hold: 1s
+            hold_finished: 0
             patience: 1m
             patience_min: 10s
         models: {{a: {{url: http://far:1}}}}
@@ -754,7 +755,7 @@ def test_keys_and_what_they_decide(tmp_path: Path) -> None:
     )
     assert config.keys == {
         "alice": KeyConfig("alice", bytes.fromhex(HASH)),
-        "bob": KeyConfig("bob", bytes.fromhex("cd" * 32), -7, 1_000, 60_000, 10_000),
+        "bob": KeyConfig("bob", bytes.fromhex("cd" * 32), -7, 1_000, 0, 60_000, 10_000),
     }
     assert config.warnings == ()  # with keys, other machines may be let in
     assert HASH not in repr(config)

@@ -5,6 +5,10 @@ A scheduler fed by hand: what it orders, and for whom.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from rota.core.effects import RefusalCode, Refuse
 from rota.core.events import (
     GrantEnded,
@@ -206,3 +210,31 @@ def test_nobody_is_evicted_for_a_load_that_cannot_begin() -> None:
     assert refusal.refusal.message == "gone has no file"
     mended = RequestArrived("q3", "gone", "ben")
     assert stopped(stage.feed(mended)) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("said", "defaults", "is_tool_call", "outcome", "expected"),
+    [
+        (None, (None, None), True, Outcome.OK, 100),
+        (None, (7, 5), True, Outcome.OK, 7),
+        (None, (7, 5), False, Outcome.OK, 5),
+        (None, (None, 0), False, Outcome.OK, 0),
+        (None, (7, None), False, Outcome.OK, 10),
+        (3, (7, 5), True, Outcome.OK, 3),
+        (None, (7, 5), False, Outcome.CANCELLED, 0),
+    ],
+)
+def test_a_caller_s_own_defaults_stand_in_for_the_model_s(
+    said: int | None,
+    defaults: tuple[int | None, int | None],
+    is_tool_call: bool,
+    outcome: Outcome,
+    expected: int,
+) -> None:
+    stage = Stage(replace(model("a"), hold_ms=100, hold_finished_ms=10))
+    ask = RequestArrived("q", "a", "ann", hold_ms=said, default_holds_ms=defaults)
+    stage.feed(ask)
+    stage.feed(ReplicaReady("r1"))
+    stage.feed(GrantEnded("q", outcome, is_tool_call))
+    demand = stage.scheduler.state.demands["a"]
+    assert max(demand.held_until_ms - stage.now_ms, 0) == expected

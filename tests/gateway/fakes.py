@@ -170,6 +170,7 @@ class GrantCall:
     activation_wait_ms: int | None
     queue_wait_ms: int | None
     hold_ms: int | None
+    default_holds_ms: tuple[int | None, int | None]
     patience_ms: int | None
     priority: int | None
 
@@ -253,6 +254,7 @@ class FakeController:
         activation_wait_ms: int | None = None,
         queue_wait_ms: int | None = None,
         hold_ms: int | None = None,
+        default_holds_ms: tuple[int | None, int | None] = (None, None),
         patience_ms: int | None = None,
         priority: int | None = None,
     ) -> AbstractAsyncContextManager[FakeGrant]:
@@ -264,6 +266,7 @@ class FakeController:
             activation_wait_ms,
             queue_wait_ms,
             hold_ms,
+            default_holds_ms,
             patience_ms,
             priority,
         )

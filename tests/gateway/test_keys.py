@@ -128,20 +128,24 @@ MODEL = Model("m", Scaling(0, 1, 0), None, patience_ms=300_000)
     ("facts", "stated", "expected"),
     [
         # What a key says goes for requests that say nothing.
-        ({}, (None, None), Terms(None, None, None)),
-        ({"hold_ms": 5, "patience_ms": 9, "priority": -3}, (None, None), Terms(-3, 5, 9)),
-        ({"hold_ms": 5}, (0, None), Terms(None, 0, None)),
+        ({}, (None, None), Terms()),
+        (
+            {"hold_ms": 5, "hold_finished_ms": 4, "patience_ms": 9, "priority": -3},
+            (None, None),
+            Terms(-3, None, (5, 4), 9),
+        ),
+        ({"hold_ms": 5}, (0, None), Terms(None, 0, (5, None))),
         # Patience under the model's needs the key's leave; over it, anyone may be patient.
-        ({}, (None, 0), Terms(None, None, 300_000)),
-        ({}, (None, 299_999), Terms(None, None, 300_000)),
-        ({}, (None, 400_000), Terms(None, None, 400_000)),
-        ({"patience_ms_min": 0}, (None, 0), Terms(None, None, 0)),
-        ({"patience_ms_min": 60_000}, (None, 0), Terms(None, None, 60_000)),
-        ({"patience_ms_min": 60_000}, (None, 90_000), Terms(None, None, 90_000)),
-        ({"patience_ms_min": 900_000}, (None, 300_000), Terms(None, None, 300_000)),
+        ({}, (None, 0), Terms(patience_ms=300_000)),
+        ({}, (None, 299_999), Terms(patience_ms=300_000)),
+        ({}, (None, 400_000), Terms(patience_ms=400_000)),
+        ({"patience_ms_min": 0}, (None, 0), Terms(patience_ms=0)),
+        ({"patience_ms_min": 60_000}, (None, 0), Terms(patience_ms=60_000)),
+        ({"patience_ms_min": 60_000}, (None, 90_000), Terms(patience_ms=90_000)),
+        ({"patience_ms_min": 900_000}, (None, 300_000), Terms(patience_ms=300_000)),
         # A key that is impatient by itself may say so too.
-        ({"patience_ms": 10_000}, (None, 20_000), Terms(None, None, 20_000)),
-        ({"patience_ms": 10_000}, (None, 0), Terms(None, None, 10_000)),
+        ({"patience_ms": 10_000}, (None, 20_000), Terms(patience_ms=20_000)),
+        ({"patience_ms": 10_000}, (None, 0), Terms(patience_ms=10_000)),
     ],
 )
 async def test_what_a_key_decides(
@@ -156,7 +160,8 @@ async def test_terms_reach_the_controller() -> None:
         headers = {"x-api-key": "s", "x-rota-patience-ms": "0"}
         await ask(gateway.port, "POST", CHAT, chat(), headers)
         (call,) = gateway.controller.calls
-        assert (call.priority, call.hold_ms, call.patience_ms) == (-5, 1_000, 60_000)
+        assert (call.priority, call.hold_ms, call.patience_ms) == (-5, None, 60_000)
+        assert call.default_holds_ms == (1_000, None)
 
 
 async def test_a_web_socket_brings_its_key_as_a_protocol() -> None:

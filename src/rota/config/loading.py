@@ -139,6 +139,7 @@ class _Reader:
                 digest=entry.sha256,
                 priority=entry.priority,
                 hold_ms=entry.hold,
+                hold_finished_ms=entry.hold_finished,
                 patience_ms=entry.patience,
                 patience_ms_min=entry.patience_min,
             )

@@ -427,10 +427,9 @@ class ClientKeys(Keys):
         "number", "Who goes first; instead of the model's.", shown="the model's"
     )
     hold: MaybeDuration = key(
-        "duration",
-        "What a request without `X-Rota-Hold-Ms` is taken to have said there.",
-        shown="the model's two",
+        "duration", "`hold` of its requests, instead of the model's.", shown="the model's"
     )
+    hold_finished: MaybeDuration = key("duration", "The same.", shown="the model's")
     patience: MaybeDuration = key(
         "duration",
         "What a request without `X-Rota-Patience-Ms` is taken to have said there.",

@@ -153,7 +153,7 @@ class KeyConfig:
     Args:
         digest: the SHA-256 of the key; the key itself is nowhere.
         priority: instead of the model's, if any.
-        hold_ms, patience_ms: of a request that states none; None = the model's.
+        hold_ms, hold_finished_ms, patience_ms: of a request that states none; None = the model's.
         patience_ms_min: the shortest patience that a request may ask for where the model's is
             longer; None = that of this key, else the model's.
     """
@@ -162,6 +162,7 @@ class KeyConfig:
     digest: bytes = field(repr=False)
     priority: int | None = None
     hold_ms: int | None = None
+    hold_finished_ms: int | None = None
     patience_ms: int | None = None
     patience_ms_min: int | None = None
 

@@ -55,6 +55,8 @@ class RequestArrived:
         queue_wait_ms: this caller's own bound on the wait for a slot, if it stated one.
         hold_ms: how long the model is to be kept for this caller's next request; 0 = not at
             all, and what it asked for before is off; None = the model's default.
+        default_holds_ms: in place of the model's `hold_ms` and `hold_finished_ms`, where the
+            caller states none; None = the model's.
         patience_ms: how long this caller honours the holds of others; None = the default.
         priority: goes before lower ones; None = the model's.
         obstacle: what would make any start of the model fail, in words (no such file); seen
@@ -68,6 +70,7 @@ class RequestArrived:
     activation_wait_ms: int | None = None
     queue_wait_ms: int | None = None
     hold_ms: int | None = None
+    default_holds_ms: tuple[int | None, int | None] = (None, None)
     patience_ms: int | None = None
     priority: int | None = None
     obstacle: str = ""

@@ -216,7 +216,7 @@ class Orders:
         replica.grants.add(entry.request)
         self.state.note_use(replica)
         self.state.granted[entry.request] = Granted(
-            replica, self.state.now_ms, entry.caller, entry.hold_ms
+            replica, self.state.now_ms, entry.caller, entry.hold_ms, entry.default_holds_ms
         )
         waited_ms = self.state.now_ms - entry.arrived_ms
         why = "every slot was taken" if waited_ms else ""

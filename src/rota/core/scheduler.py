@@ -202,6 +202,7 @@ class Scheduler:
         entry.body_bytes = event.body_bytes
         entry.queue_wait_ms = _own_or(event.queue_wait_ms, demand.model.queue_wait_ms)
         entry.hold_ms = event.hold_ms
+        entry.default_holds_ms = event.default_holds_ms
         entry.patience_ms = event.patience_ms
         self.orders.enqueue(demand, entry)
 
@@ -462,7 +463,7 @@ class Scheduler:
             self.state.ledger.leave(replica.id, replica.placement)
         for request in running.grants:
             replica.grants.add(request)
-            self.state.granted[request] = Granted(replica, self.state.now_ms, "", None)
+            self.state.granted[request] = Granted(replica, self.state.now_ms, "")
         for claim in running.leases:
             self.orders.lease(replica, claim, "")
         self.state.note_use(replica)
@@ -718,7 +719,10 @@ def _hold_ms(model: Model, granted: Granted, event: GrantEnded) -> int:
         return granted.hold_ms
     if event.outcome in (Outcome.CANCELLED, Outcome.UNREACHABLE):
         return 0
-    return model.hold_ms if event.is_tool_call else model.hold_finished_ms
+    after_call_ms, finished_ms = granted.default_holds_ms
+    if event.is_tool_call:
+        return _own_or(after_call_ms, model.hold_ms)
+    return _own_or(finished_ms, model.hold_finished_ms)
 
 
 def _smooth(known_ms: int | None, seen_ms: int) -> int:

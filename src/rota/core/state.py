@@ -78,6 +78,7 @@ class Entry:
         is_owed: the model became ready for it while it was away.
         met_load: its request met a load or a wait for room.
         hold_ms, patience_ms: as its request stated them; None = the model's.
+        default_holds_ms: see `RequestArrived`.
         priority: as its request, or the model, has it.
         claim: the lease it wants.
         on_replica: the replica that the lease must be on; None = any.
@@ -94,6 +95,7 @@ class Entry:
     activation_wait_ms: int = 0
     queue_wait_ms: int = 0
     hold_ms: int | None = None
+    default_holds_ms: tuple[int | None, int | None] = (None, None)
     patience_ms: int | None = None
     body_bytes: int = 0
     presence: Presence = Presence.WAITING
@@ -473,7 +475,8 @@ class Granted(NamedTuple):
     replica: Replica
     since_ms: int
     caller: str
-    hold_ms: int | None
+    hold_ms: int | None = None
+    default_holds_ms: tuple[int | None, int | None] = (None, None)
 
 
 @dataclass(slots=True, eq=False)

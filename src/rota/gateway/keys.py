@@ -33,6 +33,7 @@ class Terms:
 
     priority: int | None = None
     hold_ms: int | None = None
+    default_holds_ms: tuple[int | None, int | None] = (None, None)
     patience_ms: int | None = None
 
 
@@ -77,14 +78,14 @@ def terms_for(key: KeyConfig | None, model: Model, hold: int | None, patience: i
         patience: the same.
     """
     if key is None:
-        return Terms(None, hold, patience)
+        return Terms(hold_ms=hold, patience_ms=patience)
     if patience is None:
         patience = key.patience_ms
     else:
         own_ms = model.patience_ms if key.patience_ms is None else key.patience_ms
         floor_ms = own_ms if key.patience_ms_min is None else key.patience_ms_min
         patience = max(patience, min(floor_ms, model.patience_ms))
-    return Terms(key.priority, key.hold_ms if hold is None else hold, patience)
+    return Terms(key.priority, hold, (key.hold_ms, key.hold_finished_ms), patience)
 
 
 def _secrets(headers: Mapping[bytes, bytes]) -> Iterator[bytes]:

@@ -163,6 +163,7 @@ class _Call:
                 activation_wait_ms=activation_wait_ms,
                 queue_wait_ms=queue_wait_ms,
                 hold_ms=terms.hold_ms,
+                default_holds_ms=terms.default_holds_ms,
                 patience_ms=terms.patience_ms,
                 priority=terms.priority,
             ) as grant:

@@ -278,6 +278,7 @@ class _Call:
             activation_wait_ms=_least(model.activation_wait_ms, declared_ms),
             queue_wait_ms=_least(model.queue_wait_ms, declared_ms),
             hold_ms=terms.hold_ms,
+            default_holds_ms=terms.default_holds_ms,
             patience_ms=terms.patience_ms,
             priority=terms.priority,
         ) as grant:

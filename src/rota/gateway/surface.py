@@ -74,6 +74,7 @@ class Controller(Protocol):
         activation_wait_ms: int | None = None,
         queue_wait_ms: int | None = None,
         hold_ms: int | None = None,
+        default_holds_ms: tuple[int | None, int | None] = (None, None),
         patience_ms: int | None = None,
         priority: int | None = None,
     ) -> AbstractAsyncContextManager[GrantHandle]:
