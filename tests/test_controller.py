@@ -240,8 +240,11 @@ async def test_a_replica_gone_before_it_is_looked_up_is_a_502_and_no_leak() -> N
         with pytest.raises(ReplicaError) as caught:
             await asker.task
         assert caught.value.status == 502
-        cluster.gone.clear()
+        assert isinstance(cluster.last(), Stop)  # whoever asks next is not sent there too
+        cluster.stopped("r1")
         after = Asker(controller, "a")
+        await until(lambda: isinstance(cluster.last(), Start))
+        cluster.ready("r2")
         await until(lambda: after.handle is not None)
         await after.finish()
 

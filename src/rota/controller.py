@@ -205,6 +205,7 @@ class Controller:
         request: str,
         model: str,
         caller: str,
+        mark: int = 0,
         body_bytes: int = 0,
         activation_wait_ms: int | None = None,
         queue_wait_ms: int | None = None,
@@ -220,7 +221,7 @@ class Controller:
         Args:
             request: an id for people to follow; told apart here if it is in use.
             model: the model's own name (see `Config.resolve`).
-            caller: who asks; see `events.RequestArrived`.
+            caller, mark: who asks, and with what; see `events.RequestArrived`.
 
         Raises:
             RotaError: on entering, when there is no grant to be had.
@@ -229,6 +230,7 @@ class Controller:
             request=self._unused_id(request),
             model=model,
             caller=caller,
+            mark=mark,
             body_bytes=body_bytes,
             activation_wait_ms=activation_wait_ms,
             queue_wait_ms=queue_wait_ms,
@@ -667,8 +669,8 @@ class Controller:
         assert isinstance(grant, Grant), grant
         try:
             endpoint = self._cluster.endpoint(grant.replica)
-        except ReplicaError:  # it ended between being granted and being looked up
-            self.post(GrantEnded(event.request, Outcome.FAILED))
+        except ReplicaError:  # it ended, and that has not been heard of yet
+            self.post(GrantEnded(event.request, Outcome.UNREACHABLE))
             raise
         return GrantHandle(self.post, self._cluster.heard, event.model, grant, endpoint)
 

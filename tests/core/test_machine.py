@@ -96,7 +96,7 @@ class Machine(RuleBasedStateMachine):
         self.asked: dict[str, RequestArrived | LoadAsked | LeaseAsked] = {}
         self.leases: dict[str, str] = {}
         self.lives: dict[str, Start] = {}
-        self.told: list[tuple[str, str, int]] = []
+        self.told: list[tuple[str, int, str, int]] = []
         self.starting: list[str] = []
         self.running: list[str] = []
         self.stopping: list[str] = []
@@ -116,6 +116,7 @@ class Machine(RuleBasedStateMachine):
     def arrived(self, data: st.DataObject, burst: int) -> None:
         model = data.draw(st.sampled_from([model.name for model in self.models]))
         caller = data.draw(st.sampled_from(("ann", "ben", "cleo", "")))
+        mark = data.draw(st.sampled_from((0, 0, 1, 2)))
         waits = st.sampled_from((None, None, None, 0, 1_000, 20_000))
         activation_ms, queue_ms, hold_ms, patience_ms = (data.draw(waits) for _ in range(4))
         priority = data.draw(st.sampled_from((None, None, None, 0, 5, -5)))
@@ -125,6 +126,7 @@ class Machine(RuleBasedStateMachine):
                 request=self.new_id(),
                 model=model,
                 caller=caller,
+                mark=mark,
                 body_bytes=7,
                 activation_wait_ms=activation_ms,
                 queue_wait_ms=queue_ms,
@@ -170,9 +172,9 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.told)
     @rule(data=st.data(), is_late=st.booleans())
     def came_back(self, data: st.DataObject, is_late: bool) -> None:
-        caller, model, back_ms = self.told.pop(data.draw(st.integers(0, len(self.told) - 1)))
+        caller, mark, model, back_ms = self.told.pop(data.draw(st.integers(0, len(self.told) - 1)))
         self.wait_until(back_ms + (9_000 if is_late else 0))
-        self.feed(RequestArrived(self.new_id(), model, caller, 7))
+        self.feed(RequestArrived(self.new_id(), model, caller, mark, 7))
 
     @precondition(lambda self: self.waiting or self.granted)
     @rule(data=st.data())
@@ -327,7 +329,7 @@ class Machine(RuleBasedStateMachine):
                 asked = self.asked[request]
                 if refusal.retry_after_ms is not None and not isinstance(asked, LoadAsked):
                     back_ms = self.now_ms + refusal.retry_after_ms
-                    self.told.append((asked.caller, asked.model, back_ms))
+                    self.told.append((asked.caller, asked.mark, asked.model, back_ms))
             case Loaded(request=request):
                 self.waiting.remove(request)
             case Leased(lease=lease, replica=replica):

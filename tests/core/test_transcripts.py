@@ -10,7 +10,7 @@ line. Lines that begin with `#` are for the reader. Commands:
           [pinned] [exclusive] [rejects]
                              memory in MiB, times in seconds
     join DEVICE=MIB …        join-node NODE DEVICE=MIB … [REPLICA=MODEL:DEVICE:MIB …]
-    lose-node NODE           ask ID MODEL CALLER [WAIT] [hold=S] [patience=S] [priority=N]
+    lose-node NODE           ask ID MODEL CALLER[/MARK] [WAIT] [hold=S] [patience=S] [priority=N]
     leave ID                 end ID [OUTCOME]            call ID        (it ends in a tool call)
     job ID LEASE SECONDS     (it ends, and goes on as a lease)
     lease ID MODEL CALLER SECONDS [load] [on=REPLICA]    renew ID SECONDS     release ID
@@ -217,10 +217,12 @@ def _arrival(request: str, model: str, caller: str, said: list[str]) -> RequestA
     said = [word for word in said if not word.startswith("priority=")]
     stated = {name: _ms(value) for name, _, value in (word.rpartition("=") for word in said)}
     wait_ms = stated.pop("", None)
+    caller, _, mark = caller.partition("/")
     arrival = RequestArrived(
         request=request,
         model=model,
         caller=caller,
+        mark=int(mark or 0),
         activation_wait_ms=wait_ms,
         queue_wait_ms=wait_ms,
         hold_ms=stated.pop("hold", None),

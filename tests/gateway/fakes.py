@@ -250,6 +250,7 @@ class FakeController:
         request: str,
         model: str,
         caller: str,
+        mark: int = 0,
         body_bytes: int = 0,
         activation_wait_ms: int | None = None,
         queue_wait_ms: int | None = None,

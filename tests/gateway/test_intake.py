@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rota.errors import RotaError
-from rota.gateway.intake import Uploads, identify_caller, read_intake
+from rota.gateway.intake import Uploads, identify_caller, mark_of, read_intake
 from tests.gateway.conftest import start_gateway
 from tests.gateway.fakes import answering
 from tests.gateway.wire import CHAT, HANG_S, chat, connect, request_bytes
@@ -148,3 +148,13 @@ async def test_bodies_that_are_being_read_are_bounded_together() -> None:
         async with connect(it.port) as wire:
             await wire.write(request_bytes("POST", CHAT, chat(text="x" * 35_000)))
             assert (await wire.read_head()).status == 200
+
+
+def test_a_mark_tells_requests_apart_and_not_their_repetitions() -> None:
+    large = bytes(10) * 100_000
+    bodies = [b"{}", b"{ }", large, large + b"x", b"x" + large, large[:-1]]
+    marks = [mark_of("peer:1", body) for body in bodies]
+    assert len(set(marks)) == len(bodies)
+    assert 0 not in marks
+    assert marks == [mark_of("key:2", bytes(body)) for body in bodies]
+    assert mark_of("conversation:3", large) == 0

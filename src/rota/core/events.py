@@ -50,6 +50,9 @@ class RequestArrived:
         model: the model's own name (aliases are resolved before).
         caller: who asks, as finely as can be told: conversation, else key, else peer
             address. A caller who was told to come back finds its place again by this.
+        mark: tells the requests of one caller apart, so that one who comes back finds its own
+            place and no newcomer takes it (many share a peer address): a repeated request bears
+            the same one. 0 = nothing is known of it.
         body_bytes: what it holds in memory while it waits.
         activation_wait_ms: this caller's own bound on a load, if it stated one.
         queue_wait_ms: this caller's own bound on the wait for a slot, if it stated one.
@@ -66,6 +69,7 @@ class RequestArrived:
     request: RequestId
     model: ModelName
     caller: str
+    mark: int = 0
     body_bytes: int = 0
     activation_wait_ms: int | None = None
     queue_wait_ms: int | None = None
@@ -133,6 +137,11 @@ class LeaseAsked:
     def request(self) -> RequestId:
         """The id it is answered under."""
         return self.lease
+
+    @property
+    def mark(self) -> int:
+        """A caller's leases are not told apart."""
+        return 0
 
 
 @dataclass(frozen=True, slots=True)

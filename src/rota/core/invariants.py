@@ -376,11 +376,15 @@ class _Life:
     grants: set[RequestId] = field(default_factory=set)  # and leases
 
 
+_Who = tuple[str, int]
+"""A caller, and what tells its requests apart."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Told:
     """A caller who was told, while the model was not ready, when to be back."""
 
-    caller: str
+    who: _Who
     at_ms: int
     back_ms: int
 
@@ -416,7 +420,7 @@ class EffectAudit:
         self.taken: Counter[DeviceKey] = Counter()
         self.lives: dict[ReplicaId, _Life] = {}
         self.gone: set[ReplicaId] = set()
-        self.asked: dict[RequestId, tuple[ModelName, str]] = {}
+        self.asked: dict[RequestId, tuple[ModelName, _Who]] = {}
         self.answered: set[RequestId] = set()
         self.told: dict[ModelName, list[_Told]] = {name: [] for name in self.models}
         self.taken_down: set[ReplicaId] = set()
@@ -466,16 +470,13 @@ class EffectAudit:
             case PinAsked(model=model, is_pinned=is_pinned):
                 self.pinned.discard(model)
                 self.pinned |= {model} if is_pinned else set()
-            case LeaseAsked(lease=lease, model=model, caller=caller):
-                self.asked.setdefault(lease, (model, caller))
-                if model in self.told:  # it may take the place of one who was told
-                    self.told[model] = [t for t in self.told[model] if t.caller != caller]
-            case RequestArrived(request=request, model=model, caller=caller):
-                self.asked.setdefault(request, (model, caller))
-                if model in self.told:
-                    self.told[model] = [t for t in self.told[model] if t.caller != caller]
+            case RequestArrived() | LeaseAsked():
+                who, model = (event.caller, event.mark), event.model
+                self.asked.setdefault(event.request, (model, who))
+                if model in self.told:  # it takes the place of one who was told
+                    self.told[model] = [told for told in self.told[model] if told.who != who]
             case LoadAsked(request=request, model=model):
-                self.asked.setdefault(request, (model, ""))
+                self.asked.setdefault(request, (model, ("", 0)))
             case RequestCancelled(request=request) | GrantEnded(request=request):
                 is_lost = isinstance(event, GrantEnded) and event.outcome is Outcome.UNREACHABLE
                 for life in self.lives.values():
@@ -558,7 +559,7 @@ class EffectAudit:
         self._answer(refuse.request)
         code, retry_ms = refuse.refusal.code, refuse.refusal.retry_after_ms
         assert (retry_ms is not None) == (code in COMES_BACK), refuse
-        model, caller = self.asked[refuse.request]
+        model, who = self.asked[refuse.request]
         if code in (RefusalCode.MODEL_FAILED, RefusalCode.NO_ROOM):
             self.told[model] = []  # nothing can come of it, for those who are away either
         if retry_ms is None:
@@ -567,7 +568,7 @@ class EffectAudit:
         assert retry_ms % 1_000 == 0, refuse
         is_for_load = code in (RefusalCode.MODEL_LOADING, RefusalCode.MODEL_WAITING)
         if is_for_load and self.models[model].queue_max >= PLACES_ENOUGH:
-            self.told[model].append(_Told(caller, now_ms, now_ms + retry_ms))
+            self.told[model].append(_Told(who, now_ms, now_ms + retry_ms))
 
     def _started(self, start: Start) -> None:
         """[1, 7, 10]"""

@@ -190,7 +190,7 @@ class Scheduler:
         demand = self._admit(event)
         if demand is None:
             return
-        returning = demand.take_returning(event.caller)
+        returning = demand.take_returning(event.caller, event.mark)
         entry = returning or self._new_entry(event, demand)
         code = self._has_no_place(demand, entry, event)
         if code is not None:  # 6
@@ -284,6 +284,7 @@ class Scheduler:
             order=self.orders.next_order(),
             request=event.request,
             arrived_ms=self.state.now_ms,
+            mark=0 if isinstance(event, LoadAsked) else event.mark,
             priority=demand.model.priority,
         )
 
@@ -327,7 +328,7 @@ class Scheduler:
         if len(demand.waiting) >= demand.model.queue_max and not demand.is_served:
             self.orders.refuse(event.lease, demand, RefusalCode.QUEUE_FULL)
             return
-        entry = demand.take_returning(event.caller) or self._new_entry(event, demand)
+        entry = demand.take_returning(event.caller, event.mark) or self._new_entry(event, demand)
         self._take_in(demand, entry, event)
         entry.body_bytes, entry.queue_wait_ms = 0, entry.activation_wait_ms
         entry.claim = LeaseClaim(event.lease, event.ttl_ms, event.reason)

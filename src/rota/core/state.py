@@ -70,6 +70,7 @@ class Entry:
     """One caller not yet served.
 
     Args:
+        mark: see `RequestArrived`.
         since_ms: its first arrival; inherited when it comes back.
         order: breaks ties, first come first.
         arrived_ms: when the present request came.
@@ -91,6 +92,7 @@ class Entry:
     order: int
     request: RequestId
     arrived_ms: int
+    mark: int = 0
     priority: int = 0
     activation_wait_ms: int = 0
     queue_wait_ms: int = 0
@@ -448,9 +450,10 @@ class Demand:
         """Take an entry out of where its presence says it is."""
         self.line(entry.presence).remove(entry)
 
-    def take_returning(self, caller: str) -> Entry | None:
-        """Take out the oldest absent entry of this caller, whose request is back."""
-        found = [e for e in (*self.told, *self.left) if e.caller == caller]
+    def take_returning(self, caller: str, mark: int) -> Entry | None:
+        """Take out the oldest absent entry of this caller and mark, whose request is back."""
+        absent = (*self.told, *self.left)
+        found = [e for e in absent if e.caller == caller and e.mark == mark]
         entry = min(found, key=_place_of, default=None)
         if entry is not None:
             self.remove(entry)

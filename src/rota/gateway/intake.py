@@ -17,6 +17,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from zlib import crc32
 
 import msgspec
 from starlette.types import Receive, Scope
@@ -31,6 +32,8 @@ UPLOADS_RETRY_S = 2  # an upload takes about as long
 NAME_LENGTH_MAX = 512  # of a model's name; the longest on the hub has 96
 ID_LENGTH_MAX = 128  # of a conversation's or a request's id, kept as it is
 
+# Of each end of a body; reading all of the largest would hold the loop up for a while.
+MARKED_BYTES = 65_536
 # A caller is told to come back this long before its own time-out would strike, so that it
 # hears why instead of a broken connection; never under half of what it allows.
 TIMEOUT_MARGIN_MS = 5_000
@@ -229,6 +232,19 @@ def identify_caller(scope: Scope, headers: Mapping[bytes, bytes]) -> str:
         return f"key:{_hash(token if scheme.lower() == b'bearer' else key)}"
     client = scope.get("client")
     return f"peer:{client[0]}" if client else "peer:local"
+
+
+def mark_of(caller: str, body: bytes) -> int:
+    """What tells this request from others of its caller: its bytes, which are the same when a
+    client tries again. A conversation is one thing after the other and needs no mark.
+
+    Of a large body its two ends are looked at; a prompt grows at the end.
+    """
+    if caller.startswith("conversation:"):
+        return 0
+    if len(body) > 2 * MARKED_BYTES:
+        body = body[:MARKED_BYTES] + body[-MARKED_BYTES:] + str(len(body)).encode()
+    return crc32(body) or 1
 
 
 def declared_wait_ms(headers: Mapping[bytes, bytes]) -> int | None:

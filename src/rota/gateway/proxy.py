@@ -32,6 +32,7 @@ from rota.gateway.intake import (
     declared_wait_ms,
     given_request_id,
     identify_caller,
+    mark_of,
     read_intake,
     stated_ms,
 )
@@ -151,6 +152,7 @@ class _Call:
             if declared_ms is not None:
                 activation_wait_ms = min(entry.model.activation_wait_ms, declared_ms)
                 queue_wait_ms = min(entry.model.queue_wait_ms, declared_ms)
+        caller = identify_caller(self._scope, self._headers)
         clock = asyncio.get_running_loop().time
         asked_at = clock()
         self._grant = None
@@ -158,7 +160,8 @@ class _Call:
             async with self._controller.grant(
                 request=self._request,
                 model=name,
-                caller=identify_caller(self._scope, self._headers),
+                caller=caller,
+                mark=mark_of(caller, intake.body),
                 body_bytes=len(intake.body),
                 activation_wait_ms=activation_wait_ms,
                 queue_wait_ms=queue_wait_ms,

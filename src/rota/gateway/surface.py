@@ -70,6 +70,7 @@ class Controller(Protocol):
         request: str,
         model: str,
         caller: str,
+        mark: int = 0,
         body_bytes: int = 0,
         activation_wait_ms: int | None = None,
         queue_wait_ms: int | None = None,
