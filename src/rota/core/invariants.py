@@ -505,6 +505,7 @@ class EffectAudit:
     def _gone(self, replica: ReplicaId) -> None:
         life = self.lives.pop(replica)
         self.gone.add(replica)
+        self.taken_down.discard(replica)  # a node that is back with it knows of no unload
         self.taken.subtract(dict(_shares(life.start.placement)))
 
     def _adopt(self, running: Running, now_ms: int) -> None:

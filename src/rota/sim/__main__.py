@@ -55,7 +55,12 @@ def summary(reports: list[Report], took_s: float) -> str:
     ]
     worst = max(report.share_of_bound for report in reports)
     if worst:
-        parts.append(f"longest wait {worst:.0%} of its bound")
+        longest = max(reports, key=lambda report: report.share_of_bound)
+        parts.append(
+            f"longest wait {longest.longest_ms / 1_000:.0f} s, {worst:.0%} of its bound W = "
+            f"{longest.bound_ms / 1_000:.0f} s"
+        )
+    parts.append(f"peace {max(r.peace_ms for r in reports) / 1000:.0f} s")
     return ", ".join(parts) + f"; {took_s:.1f} s"
 
 

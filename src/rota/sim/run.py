@@ -1,9 +1,9 @@
 """One simulation: a world, trouble, then peace; and what is asserted on the way.
 
-`simulate(seed)` plays a random world with faults on, then with faults off and no new wishes:
-every wish must be fulfilled, or refused for good, within `PEACE_MS`. `simulate(seed,
-endless=True)` plays callers who never stop: from a caller's first arrival to its grant no
-more may pass than `bound_ms` says. After each step `invariants.check` and `EffectAudit`
+`simulate(seed)` plays a random world with faults on, then with faults off, every machine back and
+no new wishes: every wish must be fulfilled, or refused for good, within `PEACE_MS`.
+`simulate(seed, endless=True)` plays callers who never stop: from a caller's first arrival to its
+grant no more may pass than `bound_ms` says. After each step `invariants.check` and `EffectAudit`
 look at everything. At the end rota is shut down and nothing may be left, not even an alarm.
 
 A shell that is late, but not early, is part of the world: wake-ups come up to 20 ms late.
@@ -12,18 +12,36 @@ A shell that is late, but not early, is part of the world: wake-ups come up to 2
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 from random import Random
 
-from rota.core.clearing import COOLDOWN_MS_MAX
+from rota.core.clearing import BARRIER_MS, COOLDOWN_MS_MAX, REOPENED_MS
 from rota.core.describe import describe
-from rota.core.effects import Effect, Grant, Loaded, Refuse, Start, Stop, Tell
-from rota.core.events import Event, LoadAsked, ShutdownAsked, TimePassed, UnloadAsked
+from rota.core.effects import (
+    Effect,
+    Grant,
+    Leased,
+    LeaseEnded,
+    Loaded,
+    Refuse,
+    Start,
+    Stop,
+    Tell,
+)
+from rota.core.events import (
+    Event,
+    LoadAsked,
+    NodeJoined,
+    PinAsked,
+    ShutdownAsked,
+    TimePassed,
+    UnloadAsked,
+)
 from rota.core.invariants import EffectAudit, check
 from rota.core.orders import NEVER_MS
 from rota.core.scheduler import OWED_MS, Scheduler
-from rota.core.types import ModelName
 from rota.core.words import RETRY_MS_MAX
 from rota.sim.callers import RETURN_MS_MAX, Callers, Counts
 from rota.sim.cluster import START_TIMEOUT_MS, Faults, SimCluster
@@ -51,7 +69,9 @@ class Report:
 
     Args:
         digest: of every event and effect, in order: equal runs have equal ones.
-        share_of_bound: endless only: the longest wait to a grant, as a share of its bound.
+        peace_ms: how long after the last fault the last wish was fulfilled.
+        longest_ms: endless only: the longest wait to a grant.
+        bound_ms: endless only: what bounds it.
     """
 
     seed: int
@@ -59,7 +79,13 @@ class Report:
     counts: Counts
     loads: int
     digest: str
-    share_of_bound: float = 0.0
+    peace_ms: int = 0
+    longest_ms: int = 0
+    bound_ms: int = 0
+
+    @property
+    def share_of_bound(self) -> float:
+        return self.longest_ms / self.bound_ms if self.bound_ms else 0.0
 
 
 def simulate(seed: int, *, endless: bool = False) -> Report:
@@ -74,30 +100,39 @@ def simulate(seed: int, *, endless: bool = False) -> Report:
     try:
         return simulation.play_endless() if endless else simulation.play()
     except Exception as error:
-        again = f"scripts/sim 1 --seed {seed}" + (" --endless" if endless else "")
+        again = f"rota sim 1 --seed {seed}" + (" --endless" if endless else "")
         lines = "\n".join(simulation.tail)
         raise SimulationError(f"{lines}\n{error!r}\nsee it again: {again}") from error
 
 
-def bound_ms(world: World, model: ModelName) -> int:
+def bound_ms(world: World) -> int:
     """How long a caller who always returns waits for its grant at most.
 
     Stated and explained in docs/scheduler.md, "How long it can take". `patience` is the
     longest of all models and callers, since a demand that is older but more patient goes first; the
     turns are those of each model that may have to go first, and its own.
     """
-    serve_ms = max(temper.serve_ms_max for _, temper in world.tempers)
     load_ms = max(round(ms * SLOWEST) for ms in world.load_ms.values())
     stop_ms = max(model.stop_grace_ms for model in world.models) + STOP_LATE_MS
     away_ms = RETRY_MS_MAX + RETURN_MS_MAX
     kept_ms = max(away_ms + OWED_MS, load_ms)  # owed, or in its residence
-    turn_ms = load_ms + kept_ms + serve_ms + stop_ms + load_ms + WAKE_LATE_MS_MAX
+    drain_ms = drained_ms(world.use_ms_max)
+    turn_ms = load_ms + kept_ms + drain_ms + stop_ms + load_ms + WAKE_LATE_MS_MAX
     patience_ms = max(
         *(other.patience_ms for other in world.models),
         *(temper.patience_ms or 0 for _, temper in world.tempers),
     )
-    assert model in world.load_ms, model
     return patience_ms + away_ms + turn_ms * len(world.models)
+
+
+def drained_ms(use_ms: int) -> int:
+    """How long it takes a demand past its patience to have uses of up to `use_ms` end: a barrier
+    that is not met in its time opens for a while, and then stands twice as long."""
+    drain_ms, stands_ms = use_ms, BARRIER_MS
+    while stands_ms < use_ms:
+        drain_ms += stands_ms + REOPENED_MS
+        stands_ms *= 2
+    return drain_ms
 
 
 class _Simulation:
@@ -106,9 +141,13 @@ class _Simulation:
         self.random = random
         self.world = world
         self.timeline = Timeline()
-        self.scheduler = Scheduler(world.models, queue_bytes_max=world.queue_bytes_max)
+        self.scheduler = Scheduler(
+            world.models,
+            queue_bytes_max=world.queue_bytes_max,
+            lease_ms_max=world.lease_ms_max,
+        )
         self.audit = EffectAudit(world.models)
-        self.callers = Callers(random, self.timeline, self.feed)
+        self.callers = Callers(random, self.timeline, self.feed, lambda r: self.cluster.answers(r))
         self.cluster = SimCluster(
             random,
             self.timeline,
@@ -116,42 +155,48 @@ class _Simulation:
             faults=world.faults,
             report=self.feed,
             died=self.callers.died,
+            served_by=self.callers.served_by,
         )
         self.steps = self.loads = 0
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.digest = blake2b(digest_size=16)
         self.hands: set[str] = set()
-        self.are_hands_on = world.hands_ms > 0
+        self.is_trouble = True
+        self.away: dict[str, NodeJoined] = {}
 
     def play(self) -> Report:
         """Trouble, peace, the end."""
         self._begin()
         self._run_until(self.world.phase_ms)
+        self.is_trouble = False
         self.cluster.faults = Faults()
         self.callers.are_all_patient = True
         self.callers.are_new_wishes_made = False
-        self.are_hands_on = False
-        self._run_until(self.timeline.now_ms + START_TIMEOUT_MS + COOLDOWN_MS_MAX)
-        deadline_ms = self.timeline.now_ms + PEACE_MS
-        while self._pending() and self.timeline.now_ms < deadline_ms:
+        for node in list(self.away):
+            self._find(node)
+        peace_ms = self.timeline.now_ms
+        while self._pending() and self.timeline.now_ms < peace_ms + PEACE_MS:
             self._run_until(self.timeline.now_ms + 60_000)
         assert not self._pending(), f"not served in peace: {self._pending()}"
+        peace_ms = self.timeline.now_ms - peace_ms
+        self._run_until(self.timeline.now_ms + START_TIMEOUT_MS + COOLDOWN_MS_MAX)
         self._end()
-        return self._report()
+        return self._report(peace_ms=peace_ms)
 
     def play_endless(self) -> Report:
         """Callers without end, each served within the bound."""
         self._begin()
-        worst = 0.0
+        allowed_ms = bound_ms(self.world)
+        longest_ms = 0
         while self.timeline.now_ms < self.world.phase_ms and self.steps < ENDLESS_STEPS:
             self._run_until(self.timeline.now_ms + 10_000)
-            worst = max(worst, self._worst_share())
-            assert worst <= 1, f"starving: {self._pending()}"
+            longest_ms = max(longest_ms, self._longest_ms())
+            assert longest_ms <= allowed_ms, f"starving: {self._pending()}"
         self.callers.are_new_wishes_made = False
         self._run_until(self.timeline.now_ms + PEACE_MS)
         assert not self._pending(), f"not served in peace: {self._pending()}"
         self._end()
-        return self._report(worst)
+        return self._report(longest_ms=longest_ms, bound_ms=allowed_ms)
 
     def feed(self, event: Event) -> None:
         """One step, looked at from all sides, then carried out."""
@@ -179,6 +224,10 @@ class _Simulation:
                 self.hands.discard(request)
             case Refuse():
                 self.callers.refused(effect)
+            case Leased():
+                self.callers.leased(effect)
+            case LeaseEnded():
+                self.callers.lease_ended(effect)
             case Loaded() | Tell():
                 pass
 
@@ -187,25 +236,46 @@ class _Simulation:
             self.timeline.post(late_ms, lambda node=node: self.feed(node))  # type: ignore[misc]
         for index, (model, temper) in enumerate(self.world.tempers):
             self.callers.add(f"c{index}", model, temper, self.random.randint(1, 120_000))
-        if self.are_hands_on:
-            self._later_by_hand()
+        self._in_a_while(self.world.hands_ms, self._by_hand)
+        self._in_a_while(self.world.lost_ms, self._lose)
 
-    def _later_by_hand(self) -> None:
-        in_ms = self.random.randint(1, 2 * self.world.hands_ms)
-        self.timeline.post(in_ms, self._by_hand)
+    def _in_a_while(self, mean_ms: int, deed: Callable[[], None]) -> None:
+        """Do it again and again, as long as there is trouble; a mean of 0 = never."""
+
+        def do() -> None:
+            if self.is_trouble:
+                deed()
+                self._in_a_while(mean_ms, deed)
+
+        if mean_ms:
+            self.timeline.post(self.random.randint(1, 2 * mean_ms), do)
 
     def _by_hand(self) -> None:
-        """Somebody loads or unloads something."""
-        if not self.are_hands_on:
-            return
+        """Somebody loads, unloads, pins or unpins something."""
         model = self.random.choice(self.world.models).name
-        if self.random.random() < 0.5:
-            request = f"hand{self.steps}"
-            self.hands.add(request)
-            self.feed(LoadAsked(request, model))
-        else:
-            self.feed(UnloadAsked(model, self.random.choice((0, 5_000, 60_000))))
-        self._later_by_hand()
+        match self.random.randint(0, 5):
+            case 0 | 1:
+                request = f"hand{self.steps}"
+                self.hands.add(request)
+                self.feed(LoadAsked(request, model))
+            case 2 | 3:
+                self.feed(UnloadAsked(model, self.random.choice((0, 5_000, 60_000))))
+            case way:
+                self.feed(PinAsked(model, is_pinned=way == 4 ))
+
+    def _lose(self) -> None:
+        """A machine that is there is lost, and found again some time later."""
+        node = self.random.choice(self.world.nodes)
+        if node.node not in self.scheduler.state.ledger.totals:
+            return
+        self.away[node.node] = node
+        self.cluster.lose(node.node)
+        self.timeline.post(self.random.randint(1, 300_000), lambda: self._find(node.node))
+
+    def _find(self, name: str) -> None:
+        node = self.away.pop(name, None)
+        if node is not None:
+            self.cluster.find(node)
 
     def _run_until(self, until_ms: int) -> None:
         """Let everything up to then happen; wake the scheduler when it asks, a little late."""
@@ -248,19 +318,24 @@ class _Simulation:
         ]
         return waiting + sorted(self.hands)
 
-    def _worst_share(self) -> float:
-        """The longest wait of anybody, over or not, as a share of the bound."""
+    def _longest_ms(self) -> int:
+        """The longest wait of anybody, over or not."""
         now_ms = self.timeline.now_ms
-        allowed_ms = min(bound_ms(self.world, model.name) for model in self.world.models)
         going_ms = [now_ms - caller.since_ms for caller in self.callers.pending()]
-        longest_ms = max([*going_ms, self.callers.counts.longest_wait_ms])
-        return longest_ms / allowed_ms
+        return max([*going_ms, self.callers.counts.longest_wait_ms])
 
     def _note(self, line: str) -> None:
         self.tail.append(line)
         self.digest.update(line.encode() + b"\n")
 
-    def _report(self, worst: float = 0.0) -> Report:
+    def _report(self, *, peace_ms: int = 0, longest_ms: int = 0, bound_ms: int = 0) -> Report:
         return Report(
-            self.seed, self.steps, self.callers.counts, self.loads, self.digest.hexdigest(), worst
+            seed=self.seed,
+            steps=self.steps,
+            counts=self.callers.counts,
+            loads=self.loads,
+            digest=self.digest.hexdigest(),
+            peace_ms=peace_ms,
+            longest_ms=longest_ms,
+            bound_ms=bound_ms,
         )

@@ -15,11 +15,12 @@ from rota.sim.callers import Temper
 from rota.sim.cluster import Faults
 
 GIB = 1_024
-FAULTS = ("crash", "hang", "refuse", "permanent", "slow", "stubborn", "die")
+FAULTS = ("crash", "hang", "refuse", "permanent", "slow", "stubborn", "die", "mute")
 FEATURES = (
     *FAULTS,
     *("min", "off", "whole", "several", "external", "max"),
     *("small_queue", "small_bytes", "late", "hands", "leavers"),
+    *("priorities", "leases", "jobs", "exclusive", "pinned", "rejects", "lost", "abandon"),
 )
 
 
@@ -31,6 +32,8 @@ class World:
         load_ms: how long each model really takes to load.
         tempers: for each caller the model it asks for and how it behaves.
         hands_ms: how long on average between two things done by hand; 0 = nobody does any.
+        lost_ms: how long on average between two losses of a machine; 0 = none is lost.
+        lease_ms_max: how long a lease may last, renewals included.
     """
 
     nodes: tuple[NodeJoined, ...]
@@ -42,12 +45,24 @@ class World:
     hands_ms: int
     queue_bytes_max: int
     phase_ms: int
+    lost_ms: int = 0
+    lease_ms_max: int = 600_000
+
+    @property
+    def use_ms_max(self) -> int:
+        """How long one use of a replica lasts at most: a request and the job it goes on as, or a
+        lease. This is G in docs/scheduler.md."""
+        tempers = [temper for _, temper in self.tempers]
+        serve_ms = max(temper.serve_ms_max for temper in tempers)
+        job_ms = self.lease_ms_max if any(temper.jobs for temper in tempers) else 0
+        lease_ms = self.lease_ms_max if any(temper.leases for temper in tempers) else 0
+        return max(serve_ms + job_ms, lease_ms)
 
 
 def draw_world(random: Random) -> World:
     """A world in which anything may go wrong."""
     has = {feature: random.random() < 0.5 for feature in FEATURES}
-    nodes = _draw_nodes(random, random.randint(1, 2))
+    nodes = _draw_nodes(random, random.randint(1, 3))
     models = tuple(_draw_model(random, f"m{n}", has) for n in range(random.randint(2, 9)))
     shares = {name: random.uniform(0.05, 0.4) if has[name] else 0.0 for name in FAULTS}
     phase_ms = random.choice((5, 15, 30)) * 60_000
@@ -61,6 +76,8 @@ def draw_world(random: Random) -> World:
         hands_ms=random.randint(10_000, 300_000) if has["hands"] else 0,
         queue_bytes_max=20_000 if has["small_bytes"] else 512 << 20,
         phase_ms=phase_ms,
+        lost_ms=random.randint(60_000, 600_000) if has["lost"] else 0,
+        lease_ms_max=random.choice((60_000, 600_000)),
     )
 
 
@@ -68,40 +85,29 @@ def draw_endless_world(random: Random) -> World:
     """A world that works, whose callers never stop asking and always return.
 
     Every model can be loaded, nothing is kept for good, and no model has more callers than a
-    replica of it has slots: what the slots can carry.
+    replica of it has slots. In a third of the worlds it has just as many and none of them
+    pauses: all that the slots can carry.
     """
-    nodes = _draw_nodes(random, 1)
-    totals = [device.memory_mib for node in nodes for device in node.devices]
-    models = []
+    nodes = _draw_nodes(random, random.choice((1, 1, 2)))
+    has = {name: random.random() < 0.5 for name in ("priorities", "leases", "jobs", "exclusive")}
+    is_full = random.random() < 1 / 3
+    models = [_draw_endless_model(random, f"m{n}", nodes, has) for n in range(random.randint(2, 7))]
+    serve_ms_max = random.choice((10_000, 60_000, 60_000, 300_000))
     tempers: list[tuple[ModelName, Temper]] = []
-    for n in range(random.randint(2, 7)):
-        count = random.randint(1, min(2, len(totals)))
-        largest = sorted(totals)[-count]
-        slots = random.choice((1, 2, 4, 10))
-        model = Model(
-            name=f"m{n}",
-            scaling=Scaling(0, 1, random.choice((0, 5_000, 600_000))),
-            memory_mib=random.choice((None, largest, random.randint(1, largest))),
-            device_count=count,
-            slots=slots,
-            activation_wait_ms=random.choice((1_000, 10_000, 45_000)),
-            patience_ms=random.choice((5_000, 30_000, 300_000)),
-            hold_ms=random.choice((0, 1_000, 30_000)),
-            hold_finished_ms=random.choice((0, 1_000)),
-            load_ms=random.choice((None, 10_000)),
-        )
-        models.append(model)
-        for _ in range(random.randint(1, slots)):
-            serve_ms_max = random.choice((1_000, 10_000, 60_000))
-            think_ms_max = random.choice((500, 5_000, 60_000))
+    for model in models:
+        for _ in range(model.slots if is_full else random.randint(1, model.slots)):
             temper = Temper(
                 returns=1.0,
                 leaves=0.0,
-                serve_ms_max=serve_ms_max,
-                think_ms_max=think_ms_max,
+                serve_ms_max=serve_ms_max if is_full else random.randint(1_000, serve_ms_max),
+                think_ms_max=1 if is_full else random.choice((500, 5_000, 60_000)),
                 wishes=10**9,
                 hold_ms=random.choice((None, None, 0, 300_000)),
                 patience_ms=random.choice((None, None, 0, 60_000)),
+                priority=_draw_priority(random, has),
+                leases=random.choice((0.0, 0.1, 0.5)) if has["leases"] else 0.0,
+                jobs=random.choice((0.0, 0.3)) if has["jobs"] else 0.0,
+                lease_ms_max=random.choice((20_000, 120_000)),
             )
             tempers.append((model.name, temper))
     return World(
@@ -113,8 +119,35 @@ def draw_endless_world(random: Random) -> World:
         faults=Faults(slow=random.choice((0.0, 0.2)), stubborn=random.choice((0.0, 0.5))),
         hands_ms=0,
         queue_bytes_max=512 << 20,
-        phase_ms=45 * 60_000,
+        phase_ms=90 * 60_000,
+        lease_ms_max=random.choice((60_000, 240_000)),
     )
+
+
+def _draw_endless_model(
+    random: Random, name: str, nodes: tuple[NodeJoined, ...], has: dict[str, bool]
+) -> Model:
+    """One that fits on every machine, with others or alone."""
+    count = random.randint(1, min(2, *(len(node.devices) for node in nodes)))
+    largest = min(sorted(d.memory_mib for d in node.devices)[-count] for node in nodes)
+    return Model(
+        name=name,
+        scaling=Scaling(0, 1, random.choice((0, 5_000, 600_000))),
+        memory_mib=random.choice((None, largest, random.randint(1, largest))),
+        device_count=count,
+        slots=random.choice((1, 1, 2, 4)),
+        activation_wait_ms=random.choice((1_000, 10_000, 45_000)),
+        patience_ms=random.choice((5_000, 30_000, 300_000)),
+        hold_ms=random.choice((0, 1_000, 30_000)),
+        hold_finished_ms=random.choice((0, 1_000)),
+        load_ms=random.choice((None, 10_000)),
+        priority=_draw_priority(random, has) or 0,
+        is_exclusive_while_busy=has["exclusive"] and random.random() < 0.3,
+    )
+
+
+def _draw_priority(random: Random, has: dict[str, bool]) -> int | None:
+    return random.choice((None, None, -5, 5, 10)) if has["priorities"] else None
 
 
 def _draw_nodes(random: Random, count: int) -> tuple[NodeJoined, ...]:
@@ -156,6 +189,10 @@ def _draw_model(random: Random, name: str, has: dict[str, bool]) -> Model:
         hold_ms=random.choice((0, 10_000, 60_000)),
         hold_finished_ms=random.choice((0, 1_000)),
         load_ms=random.choice((None, 10_000)),
+        priority=_draw_priority(random, has) or 0,
+        rejects_when_full=has["rejects"] and random.random() < 0.3,
+        is_pinned=has["pinned"] and random.random() < 0.15,
+        is_exclusive_while_busy=has["exclusive"] and random.random() < 0.3,
     )
 
 
@@ -171,5 +208,11 @@ def _draw_caller(
         own_wait_ms=random.choice((None, None, 0, 3_000, 55_000)),
         hold_ms=random.choice((None, None, 0, 5_000, 10**9)),
         patience_ms=random.choice((None, None, 0, 5_000, 400_000)),
+        priority=_draw_priority(random, has),
+        leases=random.choice((0.0, 0.3, 1.0)) if has["leases"] else 0.0,
+        loads=random.random() < 0.7,
+        jobs=random.choice((0.0, 0.3, 1.0)) if has["jobs"] else 0.0,
+        lease_ms_max=random.choice((1_000, 60_000, 1_000_000)),
+        leaves_ms_max=5_000 if has["abandon"] else 60_000,
     )
     return random.choice(models).name, temper
