@@ -134,6 +134,11 @@ class Clearing:
             self.orders.is_room_stale |= outlook.is_someone_left
             why = words.eviction_reason(state, demand, replica)
             self.orders.stop(replica, why, rival=demand.model.name)
+        if promise.is_barrier and len(able) == len(staying) and not promise.quieting:
+            # It is met: what is on its way out comes free without being waited for any more.
+            assert demand.promise is not None, demand.model.name
+            demand.promise = replace(demand.promise, is_barrier=False)
+            demand.barrier.closed_ms = None
 
     # ── barriers ─────────────────────────────────────────────────────────────────────────
 
