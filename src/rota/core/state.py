@@ -140,6 +140,12 @@ class Line:
         """The oldest of each priority, the highest first."""
         return (lane[0] for lane in self.lanes.values())
 
+    def oldest(self) -> Entry | None:
+        if len(self.lanes) == 1:
+            (lane,) = self.lanes.values()
+            return lane[0]
+        return min(self.heads(), key=_place_of, default=None)
+
     def add(self, entry: Entry) -> None:
         lane = self.lanes.get(entry.priority)
         if lane is None:
@@ -380,42 +386,41 @@ class Demand:
 
     def oldest(self) -> Entry | None:
         """The caller whose demand this is longest."""
-        heads = [*self.waiting.heads(), *self.told.heads()]
-        return min(heads, key=_place_of, default=None)
+        here, away = self.waiting.oldest(), self.told.oldest()
+        if here is None or away is None:
+            return here or away
+        return min(here, away, key=_place_of)
+
+    def lead(self) -> Lead | None:
+        """Its oldest part, which speaks for it; None = nobody wants it."""
+        own_ms, oldest = self.model.patience_ms, self.oldest()
+        if oldest is None or (self.missing is not None and self.missing < oldest.place):
+            return None if self.missing is None else Lead(self.missing, own_ms, own_ms)
+        stated_ms = own_ms if oldest.patience_ms is None else oldest.patience_ms
+        return Lead(oldest.place, stated_ms, own_ms)
 
     def place(self) -> Place | None:
         """The age of this demand: that of its oldest part; None = nobody wants it."""
-        oldest = self.oldest()
-        if oldest is None:
-            return self.missing
-        return oldest.place if self.missing is None else min(oldest.place, self.missing)
+        lead = self.lead()
+        return None if lead is None else lead.place
 
     def priority(self) -> int:
-        """That of its highest part."""
-        parts = [entry.priority for entry in (*self.waiting.heads(), *self.told.heads())]
+        """That of its highest part; lanes begin with it."""
+        parts = [next(iter(line.lanes)) for line in (self.waiting, self.told) if line.lanes]
         if self.missing is not None or not parts:
             parts.append(self.model.priority)
         return max(parts)
 
     def honours_holds_until_ms(self) -> int | None:
         """When this demand ceases to honour the holds of others: its oldest caller's say."""
-        place = self.place()
-        return None if place is None else place[0] + self._stated_patience_ms()
+        lead = self.lead()
+        return None if lead is None else lead.honours_holds_until_ms
 
     def patience_ends_ms(self) -> int | None:
         """When this demand stops waiting for the work of others to end by itself. A caller
         may put it off; stating a short patience beats holds and nothing else."""
-        place = self.place()
-        if place is None:
-            return None
-        return place[0] + max(self._stated_patience_ms(), self.model.patience_ms)
-
-    def _stated_patience_ms(self) -> int:
-        oldest = self.oldest()
-        is_callers = oldest is not None and oldest.place == self.place()
-        if oldest is None or not is_callers or oldest.patience_ms is None:
-            return self.model.patience_ms
-        return oldest.patience_ms
+        lead = self.lead()
+        return None if lead is None else lead.patience_ends_ms
 
     def entry_patience_ends_ms(self, entry: Entry) -> int:
         """When one of its callers goes before every priority, should it lead its lane."""
@@ -470,6 +475,22 @@ class Demand:
                 return self.left
             case _:
                 assert_never(presence)
+
+
+class Lead(NamedTuple):
+    """The oldest part of a demand: its age, its caller's patience and that of its model."""
+
+    place: Place
+    stated_ms: int
+    own_ms: int
+
+    @property
+    def honours_holds_until_ms(self) -> int:
+        return self.place[0] + self.stated_ms
+
+    @property
+    def patience_ends_ms(self) -> int:
+        return self.place[0] + max(self.stated_ms, self.own_ms)
 
 
 class Granted(NamedTuple):
@@ -532,12 +553,10 @@ class State:
 
     def rank(self, demand: Demand) -> Rank | None:
         """Where a demand stands; None = nobody wants the model."""
-        place = demand.place()
-        if place is None:
+        lead = demand.lead()
+        if lead is None:
             return None
-        ends_ms = demand.patience_ends_ms()
-        assert ends_ms is not None, demand.model.name
-        return self._rank(ends_ms, demand.priority(), place)
+        return self._rank(lead.patience_ends_ms, demand.priority(), lead.place)
 
     def entry_rank(self, demand: Demand, entry: Entry) -> Rank:
         """Where one caller stands."""

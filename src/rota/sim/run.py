@@ -42,6 +42,7 @@ from rota.core.events import (
 from rota.core.invariants import EffectAudit, check
 from rota.core.orders import NEVER_MS
 from rota.core.scheduler import OWED_MS, Scheduler
+from rota.core.types import ReplicaId
 from rota.core.words import RETRY_MS_MAX
 from rota.sim.callers import RETURN_MS_MAX, Callers, Counts
 from rota.sim.cluster import START_TIMEOUT_MS, Faults, SimCluster
@@ -147,7 +148,7 @@ class _Simulation:
             lease_ms_max=world.lease_ms_max,
         )
         self.audit = EffectAudit(world.models)
-        self.callers = Callers(random, self.timeline, self.feed, lambda r: self.cluster.answers(r))
+        self.callers = Callers(random, self.timeline, self.feed, self._answers)
         self.cluster = SimCluster(
             random,
             self.timeline,
@@ -238,6 +239,9 @@ class _Simulation:
             self.callers.add(f"c{index}", model, temper, self.random.randint(1, 120_000))
         self._in_a_while(self.world.hands_ms, self._by_hand)
         self._in_a_while(self.world.lost_ms, self._lose)
+
+    def _answers(self, replica: ReplicaId) -> bool:
+        return self.cluster.answers(replica)
 
     def _in_a_while(self, mean_ms: int, deed: Callable[[], None]) -> None:
         """Do it again and again, as long as there is trouble; a mean of 0 = never."""
