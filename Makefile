@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEV := $(VENV)/.dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format bench clean
+.PHONY: help demo test test-all sim check format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -24,8 +24,14 @@ demo: $(DEV)  ## two real models take turns behind one endpoint
 test: $(DEV) check  ## lint, types and the tests, within 8 minutes on 2 cores
 	$(BIN)/pytest -q -m 'not slow'
 
-test-all: $(DEV)  ## what is slower: SDKs, real models, long simulation
+test-all: $(DEV)  ## what is slower: SDKs, real models, fresh seeds
 	$(BIN)/pytest -q -m slow
+	$(BIN)/rota sim 200
+	$(BIN)/rota sim 20 --endless
+
+sim: $(DEV)  ## N random worlds against the scheduler (make sim N=1000)
+	$(BIN)/rota sim $(or $(N),100) $(ARGS)
+	$(BIN)/rota sim --mixes
 
 check: $(DEV)  ## lint, format, types
 	$(BIN)/ruff check .

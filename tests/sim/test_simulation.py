@@ -1,6 +1,6 @@
 """The real scheduler survives random worlds, and everyone is served once they behave.
 
-Seeds of `rota.sim`: a failing one prints how to see it again with scripts/sim.
+Seeds of `rota.sim`: a failing one prints how to see it again with `rota sim`.
 """
 
 from __future__ import annotations
@@ -8,17 +8,15 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from rota.sim.__main__ import main
-from rota.sim.run import simulate
+from rota.cli import main
+from rota.sim import run
+from rota.sim.run import SimulationError, drained_ms, simulate
 
 SEEDS_THAT_FAILED = {
-    8: "an owed caller came back, and the barrier that waited for it was not raised",
-    13: "an absent caller beyond the bound",
-    18: "a wake-up at the very instant at which a node joined",
-    74: "a full queue refused the caller who ended a hold-down",
-    107: "a replica was ordered to stop in the instant in which it died",
-    1003: "an always-on model was unloaded by hand, and who waited for its room was not looked at",
-    222: "an always-on model took the last room from one before it, who was not told",
+    5: "a node was back with a model that had been unloaded by hand before it was lost",
+}
+ENDLESS_SEEDS_THAT_FAILED = {
+    8: "all of a barrier's set was leaving, and it was still waited for as for work",
 }
 
 
@@ -27,17 +25,25 @@ def test_a_seed_that_failed_once(seed: int) -> None:
     simulate(seed)
 
 
-@pytest.mark.parametrize("tens", range(7))
+@pytest.mark.parametrize("tens", range(5))
 def test_trouble_then_peace(tens: int) -> None:
     for seed in range(1_000 + 10 * tens, 1_010 + 10 * tens):
         simulate(seed)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [100, 120, 121])
 def test_nobody_starves_under_endless_arrivals(seed: int) -> None:
     report = simulate(seed, endless=True)
     assert report.counts.grants
-    assert 0 < report.share_of_bound <= 1
+    assert 0 < report.longest_ms <= report.bound_ms
+
+
+@pytest.mark.parametrize(
+    ("use_s", "drain_s"),
+    [(20, 20), (60, 60), (61, 60 + 10 + 61), (120, 190), (200, 60 + 10 + 120 + 10 + 200)],
+)
+def test_barriers_that_open_again_cost_what_the_page_says(use_s: int, drain_s: int) -> None:
+    assert drained_ms(use_s * 1_000) == drain_s * 1_000
 
 
 def test_the_same_seed_gives_the_same_bytes() -> None:
@@ -46,22 +52,45 @@ def test_the_same_seed_gives_the_same_bytes() -> None:
 
 
 def test_the_command_prints_its_seed_first_and_counts_last() -> None:
-    result = CliRunner().invoke(main, ["2", "--seed", "40"])
+    result = CliRunner().invoke(main, ["sim", "2", "--seed", "40"])
     first, *_, last = result.output.splitlines()
     assert first == "seed 40 to 41"
     assert last.startswith("2 seeds, ")
     assert result.exit_code == 0
 
 
+def test_a_seed_that_fails_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "PEACE_MS", -1)
+    seed = next(seed for seed in range(100) if _fails(seed))
+    result = CliRunner().invoke(main, ["sim", "--seed", str(seed)])
+    assert f"see it again: rota sim 1 --seed {seed}\n" in result.output
+    assert "failed after 0 good seeds" in result.output
+    assert result.exit_code == 1
+
+
+def _fails(seed: int) -> bool:
+    try:
+        simulate(seed)
+    except SimulationError as error:
+        return "not served in peace: " in str(error)
+    return False
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("hundreds", range(10))
-def test_a_thousand_seeds(hundreds: int) -> None:
+@pytest.mark.parametrize("hundreds", range(3))
+def test_hundreds_of_seeds(hundreds: int) -> None:
     for seed in range(10_000 + 100 * hundreds, 10_100 + 100 * hundreds):
         simulate(seed)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tens", range(6))
+@pytest.mark.parametrize("seed", ENDLESS_SEEDS_THAT_FAILED, ids=str)
+def test_an_endless_seed_that_failed_once(seed: int) -> None:
+    simulate(seed, endless=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tens", range(3))
 def test_nobody_starves_in_many_endless_worlds(tens: int) -> None:
     for seed in range(100 + 10 * tens, 110 + 10 * tens):
         simulate(seed, endless=True)

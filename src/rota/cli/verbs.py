@@ -327,6 +327,27 @@ def journal(url: str, as_json: bool) -> None:
 
 
 @main.command()
+@click.argument("n", type=click.IntRange(1), default=100)
+@click.option("--seed", type=int, help="The first; the others follow it.  [default: random]")
+@click.option("--endless", is_flag=True, help="Callers without end; the longest wait beside W.")
+@click.option("--mixes", is_flag=True, help="Traffic that one rule decides, with and without it.")
+def sim(n: int, seed: int | None, endless: bool, mixes: bool) -> None:
+    """Play N random worlds against the scheduler, in virtual time.
+
+    Fleets, models, callers and faults follow from the seed. After every step everything is checked
+    that always holds, and in the end everyone must have been served. docs/scheduler.md says what
+    is shown.
+    """
+    from rota.cli.sim import mixes as play_mixes
+    from rota.cli.sim import worlds
+
+    if mixes:
+        play_mixes()
+    elif not worlds(n, seed, endless=endless):
+        raise click.exceptions.Exit(EXIT_FAILED)
+
+
+@main.command()
 @click.option("--exit", "leave", is_flag=True, help="End when the story is told.")
 @click.option("--port", type=click.IntRange(0, 65_535), help="[default: 8080, or a free one]")
 @click.option("--state", type=_FILE, metavar="DIR", help="Where the demo keeps its files.")

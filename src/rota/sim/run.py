@@ -265,7 +265,7 @@ class _Simulation:
             case 2 | 3:
                 self.feed(UnloadAsked(model, self.random.choice((0, 5_000, 60_000))))
             case way:
-                self.feed(PinAsked(model, is_pinned=way == 4 ))
+                self.feed(PinAsked(model, is_pinned=way == 4))
 
     def _lose(self) -> None:
         """A machine that is there is lost, and found again some time later."""
