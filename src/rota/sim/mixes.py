@@ -42,15 +42,15 @@ class Mix:
 
 def table() -> list[str]:
     """Every mix with its rule on and off, side by side."""
-    lines = [f"{'':<60} {'rule':<16} {'on':>8} {'off':>8}"]
+    lines = [f"{'':<66} {'rule':<16} {'on':>8} {'off':>8}"]
     for mix in MIXES:
         on, off = _shown(mix.with_rule()), _shown(mix.without_rule())
-        lines.append(f"{mix.name + ': ' + mix.figure:<60} {mix.rule:<16} {on:>8} {off:>8}")
+        lines.append(f"{mix.name + ': ' + mix.figure:<66} {mix.rule:<16} {on:>8} {off:>8}")
     return lines
 
 
 def _shown(figure: float | None) -> str:
-    return "never" if figure is None else f"{figure:g}"
+    return "never" if figure is None else f"{figure:.4g}"
 
 
 # ── barriers ─────────────────────────────────────────────────────────────────────────────
