@@ -128,14 +128,13 @@ def test_ps() -> None:
         ({"in_flight": 2, "idle_s": None}, "2"),
         ({"in_flight": 2, "idle_s": None, "leases": 1}, "2, leased"),
         ({"idle_s": None, "leases": 1}, "leased"),
-        ({"idle_s": 3.0, "leases": 0}, "idle 3.0 s, held 7.5 s"),
+        ({"idle_s": 3.0, "leases": 0, "held_s": 7.5}, "idle 3.0 s, held 7.5 s"),
     ],
 )
 def test_ps_says_what_keeps_a_replica(facts: dict[str, object], said: str) -> None:
     replica = READY["replicas"][0] | facts  # type: ignore[index]
-    held_s = 0.0 if replica["idle_s"] is None else 7.5
     models = [
-        {**READY, "replicas": [replica], "pinned": True, "held_s": held_s},
+        {**READY, "replicas": [replica], "pinned": True},
         {**WAITING, "reason": None, "waiting": 0, "pinned": True},
     ]
     with fake(status=(200, {"models": models, "devices": []})) as server:

@@ -74,7 +74,7 @@ def _rows(status: Json) -> Iterator[tuple[Row, str]]:
                 (
                     name,
                     replica["phase"] + pinned,
-                    *_replica_cells(replica, model.get("held_s")),
+                    *_replica_cells(replica),
                     waiting,
                 ),
                 why,
@@ -82,17 +82,17 @@ def _rows(status: Json) -> Iterator[tuple[Row, str]]:
             waiting, reason = "", ""
 
 
-def _replica_cells(replica: Json, held_s: float | None) -> tuple[str, ...]:
+def _replica_cells(replica: Json) -> tuple[str, ...]:
     return (
         replica["id"],
         str(replica["pid"] or ""),
         ", ".join(replica["devices"]),
         " + ".join(show_mib(mib) for mib in replica["memory_mib"]),
-        ", ".join(_say_use(replica, held_s)),
+        ", ".join(_say_use(replica)),
     )
 
 
-def _say_use(replica: Json, held_s: float | None) -> Iterator[str]:
+def _say_use(replica: Json) -> Iterator[str]:
     """What a replica does, and what keeps it although it does nothing."""
     idle_s, leases = replica["idle_s"], replica.get("leases")
     if idle_s is not None:
@@ -101,8 +101,8 @@ def _say_use(replica: Json, held_s: float | None) -> Iterator[str]:
         yield str(replica["in_flight"])
     if leases:
         yield "leased"
-    if held_s:
-        yield f"held {say_seconds(held_s)}"
+    if replica.get("held_s"):
+        yield f"held {say_seconds(replica['held_s'])}"
 
 
 def _say_device(device: Json) -> str:

@@ -178,7 +178,6 @@ def _model(state: State, demand: Demand) -> dict[str, object]:
         "loads": demand.loads,
         "pinned": demand.is_pinned,
         "priority": demand.model.priority,
-        "held_s": max(0, demand.held_until_ms - state.now_ms) / 1_000,
         "replicas": [_replica(state, replica) for replica in demand.replicas.values()],
     }
 
@@ -193,10 +192,17 @@ def _replica(state: State, replica: Replica) -> dict[str, object]:
         "memory_mib": list(replica.placement.memory_mib),
         "in_flight": len(replica.grants),
         "leases": len(replica.leases),
+        "held_s": _held_s(state, replica),
         "closed": replica.closed_for is not None,
         "idle_s": (state.now_ms - replica.last_use_ms) / 1_000 if replica.is_idle else None,
         "why": replica.stop_why or replica.why,
     }
+
+
+def _held_s(state: State, replica: Replica) -> float:
+    """How long an idle one is kept for its callers; one at work stays anyway."""
+    held_ms = state.demand_of(replica).held_until_ms - state.now_ms
+    return max(0, held_ms) / 1_000 if replica.is_idle else 0.0
 
 
 def _promised_mib(state: State, node: str, device: str) -> int:
