@@ -49,6 +49,9 @@ def test_any_bytes_can_be_read(data: bytes, cut: int) -> None:
     has_work = whole.read(data)
     seen = [parts.read(data[at : at + cut]) for at in range(0, len(data), cut)]
     assert any(seen) == has_work
+    whole.passed()
+    parts.passed()
+    assert (whole.is_between, whole.has_closed) == (parts.is_between, parts.has_closed)
 
 
 @pytest.mark.parametrize("reason", ["", "gone", "é" * 100])

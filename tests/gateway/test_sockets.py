@@ -25,6 +25,7 @@ from rota.core.events import Outcome
 from rota.engines.base import Endpoint
 from rota.errors import CapacityError
 from rota.gateway import sockets
+from rota.gateway.frames import Frames
 from tests.gateway.conftest import Gateway, start_gateway, until
 from tests.gateway.fakes import Exchange, FakeGrant, GrantCall, make_config
 from tests.gateway.wire import HANG_S, Wire, ask, request_bytes
@@ -182,6 +183,7 @@ async def test_upstream_paths_name_the_model_and_the_rest(caplog: pytest.LogCapt
     [
         ("/v1/realtime", {}, 400, "invalid_request"),
         ("/v1/realtime?model=nobody", {}, 404, "model_not_found"),
+        ("/v1/realtime?model=m" + "&a=1" * 200, {}, 400, "invalid_request"),
         ("/upstream/nobody/ws", {}, 404, "model_not_found"),
         ("/upstream/", {}, 404, "model_not_found"),
         ("/v1/chat/completions", {}, 404, "not_found"),
@@ -202,6 +204,23 @@ async def test_what_is_refused_before_any_grant(
         assert not gateway.controller.calls
         async with connect(url(gateway), origin="http://localhost:1", proxy=None):  # type: ignore[arg-type]
             pass
+
+
+async def test_a_path_of_nothing_but_slashes_is_refused_as_fast_as_any() -> None:
+    """Each slash could end a model's name; looked at all, it would take half a minute."""
+    async with gateway_before() as gateway, asyncio.timeout(HANG_S):
+        answer = await ask(gateway.port, "GET", "/upstream/" + "/" * 60_000, headers=UPGRADE)
+        assert answer.status == 404
+
+
+async def test_what_a_lease_says_of_a_path_is_short_and_one_line() -> None:
+    async with gateway_before() as gateway:
+        path = "/upstream/m/a%0a%1b" + "x" * 5_000
+        async with connect(url(gateway, path), proxy=None):
+            [grant] = gateway.controller.grants
+            assert grant.lease is not None
+            assert grant.lease.reason.startswith("web socket /upstream/m/a%0A%1Bxxx")
+            assert len(grant.lease.reason) < 1_000
 
 
 async def test_a_refusal_is_an_http_error_that_says_when_to_come_back() -> None:
@@ -273,7 +292,11 @@ async def asking(gateway: Gateway, **headers: str) -> AsyncIterator[Wire]:
         (b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\nno", 404, "answered it with 404"),
         (b"HTTP/1.1 403 Forbidden\r\n\r\n", 403, "answered it with 403"),
         (b"HTTP/1.1 500 Oops\r\n\r\n", 500, "answered it with 500"),
+        (b"HTTP/1.1 499 \r\n\r\n", 499, "answered it with 499"),
+        (b"HTTP/1.1 599 Own\r\n\r\n", 599, "answered it with 599"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", 502, "answered it with 200"),
+        (b"HTTP/1.1 101 S\r\nUpgrade: websocket\r\nA: b\nSet-Cookie: c\r\n\r\n", 502, "broke"),
+        (b"HTTP/1.1 101 S\r\nUpgrade: websocket\r\nno header\r\n\r\n", 502, "broke off"),
         (b"HTTP/1.1 101 S\r\nUpgrade: h2c\r\n\r\n", 502, "another protocol"),
         (b"HTTP/1.1 999 Odd\r\n\r\n", 502, "broke off"),
         (b"SSH-2.0-OpenSSH\r\n\r\n", 502, "broke off"),
@@ -425,6 +448,38 @@ async def test_a_reader_that_stalls_stops_the_writer() -> None:
             await asyncio.sleep(0.3)
         assert sent[0] < 1_000 * len(piece) / 2
         client.transport.abort()
+
+
+async def test_a_flood_of_tiny_frames_leaves_others_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pump that always has something to pass on goes to the end of the line after each piece."""
+    turns = [0]
+
+    class Counting(Frames):
+        def read(self, piece: bytes) -> bool:
+            turns[0] += 1
+            return super().read(piece)
+
+    monkeypatch.setattr(sockets, "PIECE_BYTES", 1_024)
+    reader, frames = asyncio.StreamReader(), Counting()
+    reader.feed_data(b"\x82\x00" * 512 * 50)
+    reader.feed_eof()
+
+    class Sink:
+        def write(self, piece: bytes) -> None: ...
+        async def drain(self) -> None: ...
+
+    class Free:
+        async def use(self) -> None: ...
+
+    pump = asyncio.create_task(sockets._pump(reader, Sink(), frames, Free()))  # type: ignore[arg-type]
+    seen: list[int] = []
+    while not pump.done():
+        await asyncio.sleep(0)
+        seen.append(turns[0])
+    assert turns[0] == 50
+    assert len(set(seen)) >= 50, seen
 
 
 # -- idle

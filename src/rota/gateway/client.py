@@ -38,6 +38,7 @@ CONNECT_S_MAX = 5.0  # a machine that is there answers a SYN in far less, from a
 BUFFER_MAX = 64 * 1024  # of an answer, unread by us; then the socket is paused
 HEAD_MAX = 64 * 1024  # of an answer's head, interim answers included; nginx: 32 KiB
 WRITE_MAX = 64 * 1024  # a request up to this size goes out in one write
+STALL_S_MAX = 300  # of a connection for something else than requests; as for clients (`server`)
 IDLE_S_MAX = 60.0  # a kept connection older than this is not trusted: a NAT may have lost it
 
 # For a remote machine that vanished while we wait for its answer: dead after 60 + 4 x 15 s.
@@ -120,7 +121,10 @@ class Client:
             UnreachableError: no connection within `CONNECT_S_MAX`.
         """
         tls = self._tls_for(endpoint)
-        return await _bounded(asyncio.open_connection(endpoint.host, endpoint.port, ssl=tls))
+        opening = asyncio.open_connection(endpoint.host, endpoint.port, ssl=tls)
+        reader, writer = await _bounded(opening)
+        _notice_death(writer.get_extra_info("socket"), stall_s_max=STALL_S_MAX)
+        return reader, writer
 
     def forget(self, endpoint: Endpoint) -> None:
         """Close what is kept to an endpoint. An engine that ends closes them by itself."""
@@ -349,11 +353,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        connected = transport.get_extra_info("socket")
-        if connected is not None:
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in _KEEP_ALIVE_PROBES:
-                connected.setsockopt(socket.IPPROTO_TCP, option, value)
+        _notice_death(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
         response = self._response
@@ -462,6 +462,21 @@ class _Connection(asyncio.Protocol):
         assert response is not None
         begun = response.has_head or self._received > 0
         response.fail(BrokenOffError(message, begun=begun))
+
+
+def _notice_death(connected: socket.socket | None, *, stall_s_max: int | None = None) -> None:
+    """Let the kernel end a connection whose other end is gone.
+
+    Args:
+        stall_s_max: also one that takes nothing of what is sent for so long; None = never.
+    """
+    if connected is None:
+        return
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEP_ALIVE_PROBES:
+        connected.setsockopt(socket.IPPROTO_TCP, option, value)
+    if stall_s_max is not None and sys.platform == "linux":
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_s_max * 1_000)
 
 
 def _is_delimited(headers: Headers) -> bool:

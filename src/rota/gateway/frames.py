@@ -11,6 +11,16 @@ _CLOSE = 0x8
 _CONTROL = 0x8  # the bit that closes, pings and pongs have in common
 REASON_BYTES_MAX = 123  # a control frame has 125, two are the code's
 
+# By the second byte of a head: how long the head is, and the whole frame if it is a short one
+# (else 0). Looked up, for a peer may send nothing but short ones, 32,000 in a piece.
+_HEAD_BYTES = tuple(
+    2 + {126: 2, 127: 8}.get(second & 0x7F, 0) + (4 if second & 0x80 else 0)
+    for second in range(256)
+)
+_SHORT_BYTES = tuple(
+    head + (second & 0x7F) if second & 0x7F < 126 else 0 for second, head in enumerate(_HEAD_BYTES)
+)
+
 
 class Frames:
     """One direction of a web socket.
@@ -35,6 +45,11 @@ class Frames:
         has_work = False
         at = 0
         while at < len(piece):
+            if not self._left and not self._head:
+                at, is_work = self._read_short(piece, at)
+                has_work |= is_work
+                if at == len(piece):
+                    break
             if self._left:
                 step = min(self._left, len(piece) - at)
                 self._left -= step
@@ -49,6 +64,20 @@ class Frames:
                     has_work |= self._is_work
                     self._head.clear()
         return has_work
+
+    def _read_short(self, piece: bytes, at: int) -> tuple[int, bool]:
+        """Look at whole short frames, as many as follow one another; where they end, and
+        whether there was a message among them."""
+        has_work = False
+        last = len(piece) - 1
+        while at < last and (size := _SHORT_BYTES[piece[at + 1]]) and at + size <= last + 1:
+            opcode = piece[at] & 0x0F
+            if not opcode & _CONTROL:
+                has_work = True
+            elif opcode == _CLOSE:
+                self._has_closed = True
+            at += size
+        return at, has_work
 
     def passed(self) -> None:
         """What was read has been passed on."""
@@ -77,5 +106,4 @@ def _head_bytes(begun: bytearray) -> int:
     """How long a frame's head is, as far as its beginning tells: it may turn out longer."""
     if len(begun) < 2:
         return 2
-    more = {126: 2, 127: 8}.get(begun[1] & 0x7F, 0)
-    return 2 + more + (4 if begun[1] & 0x80 else 0)
+    return _HEAD_BYTES[begun[1]]

@@ -32,7 +32,7 @@ import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs, quote, unquote
 
 from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
@@ -67,6 +67,9 @@ RETAKE_MS_MAX = 15_000  # for a lease to come back; libraries give a ping 20 s
 FAREWELL_S_MAX = 1.0  # for either end to take what is left for it, a close included
 SOCKETS_MAX = 1_000
 BUSY_RETRY_S = 30
+NAME_PARTS_MAX = 16  # of a model's name, between slashes; a path may have tens of thousands
+PATH_SHOWN_MAX = 200
+QUERY_FIELDS_MAX = 100
 
 SERVICE_RESTART = 1012  # IANA's registry: connecting again makes sense
 
@@ -77,6 +80,8 @@ _PROTOCOLS = b"sec-websocket-protocol"
 _KEY_PROTOCOL = b"openai-insecure-api-key."  # how pages send a key, which is for rota
 _UPGRADE = "connection: Upgrade\r\nupgrade: websocket\r\n"
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})(?: [^\r\n]*)?")
+# RFC 9110, 5.1 and 5.5: what a client would read as two headers is none.
+_FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\t\x20-\x7e\x80-\xff]*)")
 
 _log = logging.getLogger(__name__)
 
@@ -130,8 +135,8 @@ class ClientSocket(asyncio.StreamReaderProtocol):
         """As ASGI has it: the answer to the request to upgrade, after which nothing follows
         unless it is a 101."""
         if message["type"] == "http.response.start":
-            status = HTTPStatus(message["status"])
-            lines = [b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode("ascii"))]
+            status: int = message["status"]
+            lines = [b"HTTP/1.1 %d %b\r\n" % (status, _phrase(status))]
             lines += [b"%b: %b\r\n" % header for header in message["headers"]]
             ending = _UPGRADE.encode() if status == 101 else b"connection: close\r\n"
             self.writer.writelines([*lines, ending, b"\r\n"])
@@ -224,8 +229,7 @@ class _Call:
             )
         if key_of(self._scope) is None:  # a page that has one was given it
             check_page(connection, config.host)
-        query = parse_qs(self._scope["query_string"].decode("latin-1"), max_num_fields=100)
-        name = query.get("model", [""])[0]
+        name = _model_in(self._scope["query_string"])
         if not name:
             raise RequestError(
                 f"which model? {REALTIME}?model=NAME", code="invalid_request", status=400
@@ -235,7 +239,7 @@ class _Call:
     def _beginning(self, path: str) -> tuple[ModelConfig, str]:
         """The longest beginning of a path that is a model's name, and the rest."""
         parts = path.split("/")
-        for count in range(len(parts), 0, -1):
+        for count in range(min(len(parts), NAME_PARTS_MAX), 0, -1):
             name = unquote("/".join(parts[:count]))
             if self._controller.config.resolve(name) in self._controller.config.models:
                 return self._entry(name), "/" + "/".join(parts[count:])
@@ -302,9 +306,8 @@ class _Call:
     def _claim_from(self, grant: GrantHandle, entry: ModelConfig) -> _Claim:
         """Turn the grant into a lease."""
         config = self._controller.config
-        claim = LeaseClaim(
-            f"socket-{self._request}", config.lease_ttl_ms_max, f"web socket {self._scope['path']}"
-        )
+        reason = f"web socket {quote(self._scope['path'][:PATH_SHOWN_MAX])}"
+        claim = LeaseClaim(f"socket-{self._request}", config.lease_ttl_ms_max, reason)
         caller = identify_caller(self._scope, self._headers)
         grant.end(Outcome.OK, lease=claim)
         idle_s = entry.websocket_idle_ms / 1_000
@@ -513,6 +516,27 @@ async def _pump(
             writer.write(piece)
             frames.passed()
             await writer.drain()
+            if len(piece) == PIECE_BYTES:
+                await asyncio.sleep(0)  # whoever sends without a pause leaves others their turn
+
+
+def _phrase(status: int) -> bytes:
+    """What is said beside a status; an engine may have one of its own."""
+    try:
+        return HTTPStatus(status).phrase.encode("ascii")
+    except ValueError:
+        return b""
+
+
+def _model_in(query: bytes) -> str:
+    """The model that a query names; empty = none. Raises: RequestError: it cannot be read."""
+    try:
+        fields = parse_qs(query.decode("latin-1"), max_num_fields=QUERY_FIELDS_MAX)
+    except ValueError as error:
+        raise RequestError(
+            f"the query has more than {QUERY_FIELDS_MAX} fields", code="invalid_request", status=400
+        ) from error
+    return fields.get("model", [""])[0]
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[int, Headers]:
@@ -527,8 +551,10 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, Headers]:
             raise ValueError(lines[0][:100])
         status = int(match[1])
         if status == 101 or status >= 200:
-            pairs = (line.partition(b":") for line in lines[1:] if line)
-            return status, [(name.strip().lower(), value.strip()) for name, _, value in pairs]
+            fields = [_FIELD.fullmatch(line) for line in lines[1:-2]]
+            if None in fields:
+                raise ValueError("no header")
+            return status, [(field[1].lower(), field[2].strip()) for field in fields if field]
 
 
 def _without_key(headers: Headers) -> Headers:
