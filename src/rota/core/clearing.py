@@ -96,9 +96,12 @@ class Clearing:
             kept = None
         if kept is None or kept.is_barrier:
             found = outlook.plan_at_once(demand, rank)
-            if found is not None:
+            is_past_patience = self._is_past_patience(demand)
+            if found is not None and found.victims and demand.is_doubtful and not is_past_patience:
+                kept = None
+            elif found is not None:
                 kept = self._promise_of(found, is_barrier=False)
-            elif not self._is_past_patience(demand) or not state.rules.barriers:
+            elif not is_past_patience or not state.rules.barriers:
                 kept = None
             elif kept is None or self._is_to_be_chosen_anew(demand.barrier):
                 found = outlook.plan_in_the_end(demand)

@@ -240,7 +240,10 @@ def _room_is_used(state: State) -> None:
             rest = [r for r in goers if r.id not in spoken_for]
             idle = [r for r in rest if room.may_go(state, r, demand, rank)]
             plan = room.best_plan(state, model, claims, idle, unquiet)
-            assert plan is None, (name, "waits for those who could leave", plan)
+            is_doubtful = demand.is_doubtful and not _is_past_patience(state, demand)
+            is_for_nobody = plan is not None and not plan.victims
+            if is_for_nobody or not is_doubtful:
+                assert plan is None, (name, "waits for those who could leave", plan)
             if promise is None and state.rules.barriers and _is_past_patience(state, demand):
                 plan = room.best_plan(state, model, claims, rest)
                 assert plan is None, (name, "has no promise past its patience", plan)

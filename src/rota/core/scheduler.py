@@ -259,6 +259,8 @@ class Scheduler:
         if code is not None:
             self.orders.refuse(request, demand, code)
             return None
+        if is_by_hand:
+            demand.failures = 0  # a person thinks that it will do now
         demand.is_held_down = False
         self.orders.note_missing(demand)
         self.orders.touch(demand)

@@ -42,6 +42,8 @@ from rota.core.types import (
 
 Place = tuple[int, int]
 """Age: (since_ms, order of arrival). Lower came first."""
+FAILURES_FORGIVEN = 1
+"""A load can fail by bad luck; a second failure in a row is a habit."""
 Rank = tuple[int, int, int, int]
 """Place in line: (0 = past its patience, else 1; -priority; *place). Lower goes first."""
 
@@ -436,6 +438,12 @@ class Demand:
     def is_cooling(self, now_ms: int) -> bool:
         """Whether it failed so lately that it is not tried again yet."""
         return now_ms < self.cooldown_until_ms
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether it failed again and again: then it makes nobody leave before it has waited its
+        patience out, so that a crash loop does not cost the others a load each time."""
+        return self.failures > FAILURES_FORGIVEN
 
     def replicas_wanted(self) -> int:
         """Further replicas to bring up now. One that stops counts towards `max`."""

@@ -83,6 +83,9 @@ def reason(state: State, demand: Demand) -> Tell:
             return tell(WaitKind.ROOM, f"waiting for {leaving} to leave")
         leased = _leased(state, demand.promise.leaving)
         return tell(WaitKind.ROOM, f"waiting for {leaving} to finish and leave{leased}")
+    if demand.replicas_wanted() > 0 and demand.is_doubtful:
+        text = f"{name} failed {demand.failures} times in a row and makes nobody leave for now"
+        return tell(WaitKind.ROOM, text)
     if demand.replicas_wanted() > 0:
         held = _names(_held(state))
         if held:
