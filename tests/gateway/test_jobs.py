@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -145,6 +146,57 @@ async def test_an_engine_that_keeps_failing_has_lost_it(poll: bytes) -> None:
         await submit(gateway)
         await no_lease(gateway)
         assert renderer.polls == jobs.MISSES_MAX
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (b'{"id": "a", "status": "Completed"}', ("a", True)),
+        (b'{"status": ["completed"], "id": 7}', ("7", False)),
+        (b'{"data": {"task": "b", "state": "failed"}}', ("b", True)),
+        (b'{"data": {"task": {}, "state": null}}', (None, False)),
+        (b'{"data": [1], "id": true}', (None, False)),
+        (b'{"id": "\xff", "status": 1e999}', (None, False)),
+        (b'["id"]', (None, False)),
+        (b"7", (None, False)),
+        (b'{"id": "a"', None),
+        (b'{"id": ' + b"[" * 100_000, None),
+    ],
+)
+def test_what_is_found_in_an_answer(answer: bytes, found: tuple[str | None, bool] | None) -> None:
+    shape = JobsConfig()
+    if b"data" in answer:
+        shape = JobsConfig(id="data.task", status="data.state")
+    copy = jobs.Copy(shape)
+    copy.add(answer)
+    content = copy.content()
+    told = None if content is None else (jobs.id_in(shape, content), jobs.says_done(shape, content))
+    assert told == found
+
+
+def test_a_large_result_is_not_unpacked() -> None:
+    """What is looked for stands beside megabytes of something else; only that is made."""
+    copy = jobs.Copy(JobsConfig())
+    copy.add(b'{"status": "completed", "result": [' + b"[]," * 1_000_000 + b"[]]}")
+    tracemalloc.start()
+    try:
+        content = copy.content()
+        assert content is not None
+        assert jobs.says_done(JobsConfig(), content)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 8_000_000  # unpacked, a list takes 56 bytes each
+
+
+async def test_the_log_says_why_a_job_is_followed_no_longer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with rendering() as (gateway, renderer):
+        renderer.poll_status = "404 Not Found"
+        await submit(gateway)
+        await no_lease(gateway)
+    assert "its engine knows nothing of it" in caplog.text
 
 
 async def test_what_a_client_hears_counts_but_not_its_5xx(monkeypatch: pytest.MonkeyPatch) -> None:

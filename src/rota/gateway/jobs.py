@@ -34,6 +34,7 @@ import os
 import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import msgspec
 from starlette.types import Receive, Scope, Send
@@ -61,17 +62,27 @@ ACTIVE_MAX = 1_000  # jobs followed at once, each a lease and a poll now and the
 KNOWN_MAX = 10_000  # jobs that can be asked after, most of them over
 BUSY_RETRY_S = 30
 
+# Some fields of an object, each as it came. A result of megabytes is not unpacked to find a word
+# beside it: that took seconds, and memory many times its size.
+Content = Mapping[str, msgspec.Raw]
+
 METHODS = ("DELETE", "GET", "HEAD")  # of a job's path; what another would begin is no poll
 
 _log = logging.getLogger(__name__)
 
 
 class Copy:
-    """What has passed of an answer, up to `COPY_BYTES_MAX`; of a longer one, nothing."""
+    """What has passed of an answer, up to `COPY_BYTES_MAX`; of a longer one, nothing.
 
-    __slots__ = ("_pieces", "_size")
+    Args:
+        shape: says what of it is looked at.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_names", "_pieces", "_size")
+
+    def __init__(self, shape: JobsConfig) -> None:
+        names = (route.partition(".")[0] for route in (shape.id, shape.status))
+        self._names = tuple(dict.fromkeys(names))
         self._pieces: list[bytes] = []
         self._size = 0
 
@@ -82,12 +93,12 @@ class Copy:
         else:
             self._pieces.clear()
 
-    def content(self) -> object:
-        """What it says as JSON; None for anything else."""
+    def content(self) -> Content | None:
+        """What is looked at of it as JSON; None for anything else."""
         if self._size > COPY_BYTES_MAX:
             return None
         try:
-            return msgspec.json.decode(b"".join(self._pieces))
+            return _fields_in(b"".join(self._pieces), self._names)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
 
@@ -117,7 +128,7 @@ class Job:
     misses: int = 0
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def judge(self, status: int, content: object, *, is_ours: bool) -> None:
+    def judge(self, status: int, content: Content | None, *, is_ours: bool) -> None:
         """Take in an answer to a poll: of rota's own, or of a client's."""
         if status in (404, 410):
             self.is_lost = True
@@ -128,7 +139,7 @@ class Job:
             self.miss()
         elif status < 300:
             self.misses = 0
-            self.is_over = self.is_over or says_done(self.shape, content)
+            self.is_over = self.is_over or says_done(self.shape, content or {})
         if self.is_over or self.is_lost:
             self.news.set()
 
@@ -184,8 +195,8 @@ class Jobs:
         """The job that an answer names, known from now on; None = it names none."""
         shape = self._controller.config.models[grant.model].jobs
         assert shape is not None, grant.model
-        content = answer.content()
-        job_id = _id_in(shape, content)
+        content = answer.content() or {}
+        job_id = id_in(shape, content)
         if job_id is None:
             _log.warning("%s: an answer to POST %s names no job", grant.model, shape.submit)
             return None
@@ -233,12 +244,13 @@ class Jobs:
             await self._until_over(job, ended)
             if job.is_over:
                 await self._until_fetched(job, ended)
+            elif ended.done():
+                why = ended.result()
+                _log.warning("%s is followed no longer, its lease has ended: %s", job, why)
+            elif job.is_lost:
+                _log.warning("%s is followed no longer: its engine knows nothing of it", job)
         finally:
             self._controller.release_lease(lease)
-        if ended.done() and not ended.cancelled() and not job.is_over:
-            _log.warning("%s is followed no longer, its lease has ended: %s", job, ended.result())
-        elif job.is_lost:
-            _log.warning("%s is followed no longer: its engine knows nothing of it", job)
 
     async def _until_over(self, job: Job, ended: asyncio.Future[str]) -> None:
         pause_s = POLL_S_MIN
@@ -259,7 +271,7 @@ class Jobs:
         path = before + urllib.parse.quote(job.id, safe="") + after
         try:
             async with asyncio.timeout(SILENCE_S_MAX):
-                status, content = await self._ask(job.endpoint, path)
+                status, content = await self._ask(job, path)
         except TimeoutError:
             return
         except UpstreamError as error:
@@ -268,11 +280,11 @@ class Jobs:
         else:
             job.judge(status, content, is_ours=True)
 
-    async def _ask(self, endpoint: Endpoint, path: str) -> tuple[int, object]:
+    async def _ask(self, job: Job, path: str) -> tuple[int, Content | None]:
         headers = [(b"accept", b"application/json")]
-        target = target_at(endpoint, path, b"")
-        response = await self._client.send(endpoint, "GET", target, headers)
-        copy = Copy()
+        target = target_at(job.endpoint, path, b"")
+        response = await self._client.send(job.endpoint, "GET", target, headers)
+        copy = Copy(job.shape)
         try:
             while not response.at_end:
                 copy.add(await response.read())
@@ -367,7 +379,7 @@ def no_jobs(entry: ModelConfig, path: str) -> RequestError:
     )
 
 
-def says_done(shape: JobsConfig, content: object) -> bool:
+def says_done(shape: JobsConfig, content: Content) -> bool:
     """Whether an answer says that its job is over."""
     status = _at(content, shape.status)
     return isinstance(status, str) and status.lower() in shape.done
@@ -378,7 +390,7 @@ async def _pass_on(
 ) -> None:
     """Pass an answer about a job on, and draw from it what concerns us."""
     status = response.status
-    copy = Copy() if is_poll and method == "GET" else None
+    copy = Copy(job.shape) if is_poll and method == "GET" else None
 
     def shown(piece: bytes) -> None:
         if copy is not None:
@@ -412,7 +424,8 @@ def _around(shape: JobsConfig) -> tuple[str, str]:
     return before, after
 
 
-def _id_in(shape: JobsConfig, content: object) -> str | None:
+def id_in(shape: JobsConfig, content: Content) -> str | None:
+    """The id of the job that an answer names, if it is one that can be asked after."""
     found = _at(content, shape.id)
     if isinstance(found, bool) or not isinstance(found, str | int):
         return None
@@ -420,13 +433,39 @@ def _id_in(shape: JobsConfig, content: object) -> str | None:
     return text if 0 < len(text) <= ID_LENGTH_MAX and text.isprintable() else None
 
 
-def _at(content: object, route: str) -> object:
-    """What JSON has at a dotted route; None = nothing."""
-    for name in route.split("."):
-        if not isinstance(content, Mapping):
-            return None
-        content = content.get(name)
-    return content
+def _at(content: Content, route: str) -> object:
+    """The word or number that JSON has at a dotted route; None = nothing."""
+    name, _, rest = route.partition(".")
+    found = content.get(name)
+    if found is None:
+        return None
+    if rest:
+        return _at(_fields_in(found, (rest.partition(".")[0],)), rest)
+    try:
+        return msgspec.json.decode(found, type=str | int | float | bool | None)
+    except (msgspec.DecodeError, UnicodeDecodeError):  # something else, or no text
+        return None
+
+
+def _fields_in(data: bytes | msgspec.Raw, names: tuple[str, ...]) -> Content:
+    """Some fields of an object of JSON, as far as they are there; none of anything else.
+
+    Raises: msgspec.DecodeError, UnicodeDecodeError, RecursionError: it is not JSON.
+    """
+    try:
+        found = _decoder(names).decode(data)
+    except msgspec.ValidationError:  # a list, a number
+        return {}
+    values = msgspec.structs.astuple(found)
+    return {name: raw for name, raw in zip(names, values, strict=True) if raw}
+
+
+@lru_cache
+def _decoder(names: tuple[str, ...]) -> msgspec.json.Decoder[msgspec.Struct]:
+    """Reads an object's fields of these names and skips every other."""
+    keys = {f"field_{number}": name for number, name in enumerate(names)}
+    fields = [(key, msgspec.Raw, msgspec.Raw(b"")) for key in keys]
+    return msgspec.json.Decoder(msgspec.defstruct("Fields", fields, rename=keys))
 
 
 def _is_plain(below: str) -> bool:

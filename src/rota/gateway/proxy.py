@@ -192,7 +192,7 @@ class _Call:
         shape = entry.jobs
         if shape is not None and shape.submit == path:
             self._jobs.check_room()
-            return Copy()
+            return Copy(shape)
         if path not in PATHS:
             raise no_jobs(entry, path)
         return None
