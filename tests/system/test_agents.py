@@ -30,12 +30,12 @@ class Agent:
         self._rig = rig
         self._key = key
         self._tool_s = tool_s
-        self.rounds = 0
 
     async def work(self, models: str, until_s: float, served: list[str]) -> None:
+        """At least four rounds, however long they take."""
         clock = asyncio.get_running_loop().time
-        for model in itertools.cycle(models):
-            if clock() >= until_s:
+        for number, model in enumerate(itertools.cycle(models)):
+            if number >= 4 and clock() >= until_s:
                 return
             call = await self._ask(model, ASKED)
             assert call["finish_reason"] == "tool_calls"
@@ -45,7 +45,6 @@ class Agent:
             answer = await self._ask(model, [*ASKED, call["message"], TOLD])
             assert answer["finish_reason"] == "stop"
             assert self._rig.model(model)["loads"] == loads, "it was kept for this"
-            self.rounds += 1
 
     async def _ask(self, model: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
         answer: httpx2.Response = await self._rig.http.post(
@@ -60,7 +59,7 @@ class Agent:
 
 @pytest.mark.parametrize(
     ("for_s", "tool_s", "hold_finished_ms"),
-    [(3, 0.2, 100), pytest.param(60, 3, 1_000, marks=pytest.mark.slow)],
+    [(0, 0.2, 100), pytest.param(60, 3, 1_000, marks=pytest.mark.slow)],
 )
 async def test_agents_that_alternate_swap_once_for_each_change_of_direction(
     tmp_path: Path, for_s: float, tool_s: float, hold_finished_ms: int
@@ -77,4 +76,3 @@ async def test_agents_that_alternate_swap_once_for_each_change_of_direction(
         )
         changes = sum(before != after for before, after in pairwise(served))
         assert sum(rig.model(name)["loads"] for name in "ab") <= changes + 1
-        assert all(agent.rounds >= 2 for agent in agents)

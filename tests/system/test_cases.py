@@ -142,6 +142,7 @@ async def test_fifty_requests_at_a_cold_model_start_one_process(
         assert len(answers) == 50
         assert all(answers)
         assert rig.model("a")["loads"] == 1
+        assert len(rig.processes()["a"]) == 1
         assert (await rig.engine_stats("a"))["requests"] == 50
 
 

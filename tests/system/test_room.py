@@ -77,8 +77,8 @@ async def test_a_pin_keeps_one_model_from_leaving_and_from_stepping_down(tmp_pat
     brief = Scaling(min=0, max=1, idle_timeout_ms=200)
     small = Fake("a", memory_mib=300, scaling=brief)
     async with rota(tmp_path, [small, Fake("b"), Fake("c")], ONE) as rig:
-        assert (await rig.chat("a")).status_code == 200
         await pin(rig, "a")
+        assert (await rig.chat("a")).status_code == 200
         pid = rig.pid("a")
         for name in "bcbc":
             assert (await rig.chat(name)).status_code == 200
