@@ -18,6 +18,7 @@ from rota.controller import Controller, GrantHandle
 from rota.core.effects import Effect, Start, Stop
 from rota.core.events import (
     Event,
+    LeaseReleased,
     NodeJoined,
     Outcome,
     ReplicaReady,
@@ -345,12 +346,18 @@ async def test_shutdown_lets_work_end_and_answers_the_rest() -> None:
 
 
 @contextmanager
-def broken_on(kind: type) -> Iterator[None]:
-    """A scheduler that raises on events of a kind, for as long as the block runs."""
+def broken_on(kind: type, *, is_late: bool = False) -> Iterator[None]:
+    """A scheduler that raises on events of a kind, for as long as the block runs.
+
+    Args:
+        is_late: only when all is done and nothing told.
+    """
     step = Scheduler.step
 
     def broken(self: Scheduler, event: Event, now_ms: int) -> list[Effect]:
         if isinstance(event, kind):
+            if is_late:
+                step(self, event, now_ms)
             raise AssertionError(f"no {kind.__name__} today")  # noqa: TRY004 - as the core would
         return step(self, event, now_ms)
 
@@ -425,6 +432,58 @@ async def test_a_scheduler_that_takes_over_loses_nothing_that_runs_or_waits(
         cluster.ready("r2")
         await until(lambda: third.handle is not None)
         await third.finish()
+
+
+async def test_a_lease_that_a_new_scheduler_takes_over_is_the_same_one(tmp_path: Path) -> None:
+    keeper = Keeper()
+    async with running(entry("a"), state_dir=tmp_path, leases=keeper) as (controller, cluster):
+        controller.ask_load("a")
+        cluster.ready("r1")
+        lease = await controller.lease(model="a", caller="ann", ttl_ms=60_000)
+        with broken_on(TimePassed):
+            controller.post(TimePassed())
+        assert controller.leases()[0]["caller"] == "ann"
+        controller.release_lease(lease.id)
+        assert [what for what, *_ in keeper.said] == ["taken", "ended"]
+
+
+@pytest.mark.parametrize("loses", ["the lease", "its replica"])
+async def test_a_lease_that_a_break_has_cost_is_said_to_be_over(tmp_path: Path, loses: str) -> None:
+    """Its end was decided and never told, or its replica has gone unheard of."""
+    keeper = Keeper()
+    async with running(entry("a"), state_dir=tmp_path, leases=keeper) as (controller, cluster):
+        controller.ask_load("a")
+        cluster.ready("r1")
+        lease = await controller.lease(model="a", caller="ann", ttl_ms=60_000)
+        end = controller.lease_end(lease.id)
+        if loses == "its replica":
+            del cluster.running["r1"]
+            with broken_on(TimePassed):
+                controller.post(TimePassed())
+        else:
+            with broken_on(LeaseReleased, is_late=True), pytest.raises(AssertionError):
+                controller.release_lease(lease.id)
+        assert await end == "its scheduler broke"
+        assert controller.leases() == []
+        assert keeper.said[-1] == ("ended", lease.id, "its scheduler broke")
+
+
+async def test_leases_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rota.controller.LEASES_MAX", 2)
+    async with running(entry("a"), state_dir=tmp_path) as (controller, cluster):
+        controller.ask_load("a")
+        cluster.ready("r1")
+        leases = [await controller.lease(model="a", caller="ann", ttl_ms=60_000) for _ in range(2)]
+        with pytest.raises(CapacityError) as caught:
+            await controller.lease(model="a", caller="ann", ttl_ms=60_000)
+        assert (caught.value.code, caught.value.status) == ("queue_full", 429)
+        assert caught.value.retry_after_s
+        await controller.lease(model="a", caller="ann", ttl_ms=60_000, replica="r1")
+        for lease in leases:
+            assert controller.find_lease(lease.id) is not None
+            controller.release_lease(lease.id)
+            assert controller.find_lease(lease.id) is None
+        await controller.lease(model="a", caller="ann", ttl_ms=60_000)
 
 
 async def test_a_lease_that_is_over_says_why_and_one_that_never_was_is_said_to_be_over(

@@ -66,6 +66,7 @@ from rota.core.events import (
     UnloadAsked,
 )
 from rota.core.scheduler import Scheduler
+from rota.core.state import Lease as LeaseState
 from rota.core.types import LeaseClaim
 from rota.core.words import not_found
 from rota.engines.base import Endpoint
@@ -83,6 +84,10 @@ CLOSE_MARGIN_S = 5.0
 """Over and above every grace, what shutting down waits for replicas to be gone."""
 MISTAKE_EVERY_MS = 60_000
 """A scheduler that breaks again and again saves its journal this often."""
+LEASES_MAX = 3_000
+"""At once: those of 1,000 jobs, 1,000 web sockets, and as many asked for. Each costs every step of
+its model a look, so that who takes them and forgets would in time slow all others down."""
+LEASES_RETRY_S = 30
 REBUILD_EVERY_MS = 1_000
 """A state that breaks at once when it is built anew is not built anew without end."""
 NEWS = (NodeJoined, NodeLost, ReplicaReady, ReplicaSilent, ReplicaStopped)
@@ -180,6 +185,7 @@ class Controller:
         self._is_stepping = False
         self._callers: dict[str, _Caller] = {}
         self._serving: dict[str, str] = {}  # request → replica, for a scheduler that takes over
+        self._leased: dict[str, str] = {}  # lease → who took it; a node that reports one cannot say
         self._lease_ends: dict[str, list[asyncio.Future[str]]] = {}
         self._departures: dict[str, asyncio.Future[None]] = {}
         self._numbers = itertools.count(1)
@@ -282,8 +288,17 @@ class Controller:
             replica: the one it must be; None = any of the model.
 
         Raises:
-            RotaError: it cannot be had; `not_loaded` if nothing is ready and `load` is not set.
+            RotaError: it cannot be had; `not_loaded` if nothing is ready and `load` is not set;
+                `queue_full` (429) if there are as many as may be. One that names its replica
+                is a web socket's, which has a bound of its own.
         """
+        if replica is None and len(self._scheduler.state.leases) >= LEASES_MAX:
+            raise CapacityError(
+                f"there are as many leases as there may be, {LEASES_MAX}; rota leases shows them",
+                code="queue_full",
+                status=429,
+                retry_after_s=LEASES_RETRY_S,
+            )
         event = LeaseAsked(
             lease=f"lease-{secrets.token_hex(8)}",
             model=model,
@@ -324,19 +339,25 @@ class Controller:
     def leases(self) -> list[dict[str, object]]:
         """The leases that are not over, as plain values for JSON."""
         self.post(TimePassed())
-        state, now_ms = self._scheduler.state, self._now_ms()
-        return [
-            {
-                "lease": lease.id,
-                "model": state.replicas[lease.replica].model.name,
-                "replica": lease.replica,
-                "caller": lease.caller,
-                "reason": lease.reason,
-                "age_s": (now_ms - lease.taken_ms) / 1_000,
-                "expires_in_s": (lease.until_ms - now_ms) / 1_000,
-            }
-            for lease in state.leases.values()
-        ]
+        return [self._say_lease(lease) for lease in self._scheduler.state.leases.values()]
+
+    def find_lease(self, lease: str) -> dict[str, object] | None:
+        """One of those; None = it is over, or never was."""
+        self.post(TimePassed())
+        found = self._scheduler.state.leases.get(lease)
+        return None if found is None else self._say_lease(found)
+
+    def _say_lease(self, lease: LeaseState) -> dict[str, object]:
+        now_ms = self._now_ms()
+        return {
+            "lease": lease.id,
+            "model": self._scheduler.state.replicas[lease.replica].model.name,
+            "replica": lease.replica,
+            "caller": self._leased.get(lease.id, lease.caller),
+            "reason": lease.reason,
+            "age_s": (now_ms - lease.taken_ms) / 1_000,
+            "expires_in_s": (lease.until_ms - now_ms) / 1_000,
+        }
 
     def lease_end(self, lease: str) -> asyncio.Future[str]:
         """Comes true when a lease is over, with why."""
@@ -569,9 +590,13 @@ class Controller:
         events: list[Event] = [
             PinAsked(name, demand.is_pinned) for name, demand in broken.state.demands.items()
         ]
+        lost = set(self._leased)
         for joined in known.values():
-            running = (self._in_use(found, broken, now_ms) for found in joined.running)
+            running = [self._in_use(found, broken, now_ms) for found in joined.running]
+            lost.difference_update(claim.lease for found in running for claim in found.leases)
             events.append(replace(joined, running=tuple(running)))
+        for lease in lost:  # the broken one let go of it, or its replica is gone: say so
+            self._lease_ended(lease, "its scheduler broke")
         events += [caller.ask for caller in self._callers.values()]
         if self._shutdown is not None:
             events.append(self._shutdown)
@@ -618,7 +643,7 @@ class Controller:
                 self._keep(effect)
                 self._answer(effect.lease, effect)
             case LeaseEnded():
-                self._lease_ended(effect)
+                self._lease_ended(effect.lease, effect.why)
             case Refuse():
                 caller = self._callers.pop(effect.request, None)
                 if caller is not None and not caller.answer.done():
@@ -639,19 +664,24 @@ class Controller:
 
     def _keep(self, leased: Leased) -> None:
         lease = self._scheduler.state.leases.get(leased.lease)
-        if self._keeper is None or lease is None:  # over already, in the same step
+        # Over already, in the same step; or a scheduler that takes over has been told of it.
+        if lease is None or lease.id in self._leased:
+            return
+        self._leased[lease.id] = lease.caller
+        if self._keeper is None:
             return
         ttl_ms = lease.until_ms - lease.taken_ms
         self._keeper.taken(
             lease.id, leased.model, lease.replica, lease.caller, lease.reason, ttl_ms
         )
 
-    def _lease_ended(self, ended: LeaseEnded) -> None:
+    def _lease_ended(self, lease: str, why: str) -> None:
+        self._leased.pop(lease, None)
         if self._keeper is not None:
-            self._keeper.ended(ended.lease, ended.why)
-        for future in self._lease_ends.pop(ended.lease, ()):
+            self._keeper.ended(lease, why)
+        for future in self._lease_ends.pop(lease, ()):
             if not future.done():
-                future.set_result(ended.why)
+                future.set_result(why)
 
     def _ask(self, event: Ask) -> asyncio.Future[Answer]:
         caller = _Caller(event, self._loop.create_future())

@@ -376,6 +376,9 @@ class FakeController:
     def leases(self) -> list[dict[str, object]]:
         return list(self.active.values())
 
+    def find_lease(self, lease: str) -> dict[str, object] | None:
+        return self.active.get(lease)
+
     def lease_end(self, lease: str) -> asyncio.Future[str]:
         return self.ends[lease]
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,8 +49,8 @@ class Rota:
 
 
 @asynccontextmanager
-async def start(folder: Path) -> AsyncIterator[Rota]:
-    with LeaseStore(folder) as store:
+async def start(folder: Path, *, clock: Callable[[], float] = time.time) -> AsyncIterator[Rota]:
+    with LeaseStore(folder, clock=clock) as store:
         controller = FakeController(
             make_config(),
             engine=None,  # type: ignore[arg-type]
@@ -95,6 +96,15 @@ async def test_releasing_again_says_how_it_ended(tmp_path: Path) -> None:
         answer = await rota.post("/lease-1/renew", {"ttl_s": 5})
         assert (answer.status, answer.json()["error"]["code"]) == (404, "lease_not_found")
         assert ": expired; take another one" in answer.json()["error"]["message"]
+
+
+async def test_a_clock_that_is_set_back_makes_no_lease_last_less_than_nothing(
+    tmp_path: Path,
+) -> None:
+    times = iter([9_000.0, 4_000.0])
+    async with start(tmp_path, clock=lambda: next(times)) as rota:
+        await rota.take()
+        assert (await rota.post("/lease-1/release")).json()["lasted_s"] == 0
 
 
 async def test_a_lease_that_never_was(tmp_path: Path) -> None:

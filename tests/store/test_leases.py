@@ -221,3 +221,43 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
 def test_what_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / FILE).touch(0o400)
     assert refused(tmp_path) == "the database PATH cannot be opened: Permission denied"
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / FILE)
+    assert refused(tmp_path) == "the database PATH cannot be used: disk I/O error"
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        "taken_ms = 'noon'",
+        "taken_ms = 1.5",
+        "expires_ms = x'00'",
+        "ended_ms = 9223372036854775807",
+        "ended_ms = -9223372036854775808",
+        "reason = x'ff00'",
+    ],
+)
+def test_a_record_that_rota_did_not_write_so(tmp_path: Path, mistake: str) -> None:
+    """Sound for SQLite; believed, it would fail each list of leases from now on."""
+    with LeaseStore(tmp_path) as store:
+        take(store, "odd")
+        store.ended("odd", "released")
+    with closing(sqlite3.connect(tmp_path / FILE)) as connection:
+        connection.execute(f"UPDATE leases SET {mistake}")
+        connection.commit()
+    assert refused(tmp_path) == (
+        "the database PATH is damaged (a lease is recorded that cannot have been, 'odd'); "
+        "move it away, and rota begins a new one"
+    )
+
+
+def test_a_clock_at_the_end_of_all_calendars(tmp_path: Path) -> None:
+    clock = Clock()
+    clock.now_s = 1e15
+    with LeaseStore(tmp_path, clock=clock) as store:
+        take(store, "late")
+    with LeaseStore(tmp_path, clock=clock) as store:
+        (record,) = store.recently_ended()
+        assert record.ended_ms == leases.TIME_MS_MAX

@@ -88,7 +88,7 @@ class Leases:
 
     async def _show(self, request: Request) -> Response:
         lease = request.path_params["id"]
-        active = self._active(lease)
+        active = self._controller.find_lease(lease)
         return JSONResponse(self._ended(lease) if active is None else _say_active(active))
 
     async def _take(self, request: Request) -> Response:
@@ -109,7 +109,7 @@ class Leases:
         lease = request.path_params["id"]
         wanted = await read_fields(request, _Renew)
         ttl_ms = _ttl_ms(wanted.ttl_s)
-        if self._active(lease) is None:
+        if self._controller.find_lease(lease) is None:
             ended = self._ended(lease)
             raise RequestError(
                 f"lease {lease!r} of {ended['model']} is over since {ended['ended_at']}: "
@@ -122,16 +122,11 @@ class Leases:
     async def _release(self, request: Request) -> Response:
         """Release it; of one that is over already, say how and when it ended."""
         lease = request.path_params["id"]
-        active = self._active(lease)
-        if active is not None:
+        if self._controller.find_lease(lease) is not None:
             self._controller.release_lease(lease)
             if self._records is None:
                 return JSONResponse({"lease": lease, "state": "ended", "why": "released"})
         return JSONResponse(self._ended(lease))
-
-    def _active(self, lease: str) -> dict[str, object] | None:
-        found = (active for active in self._controller.leases() if active["lease"] == lease)
-        return next(found, None)
 
     def _ended(self, lease: str) -> dict[str, object]:
         """Raises: RequestError: 404, it is not known."""
@@ -175,7 +170,7 @@ def _say_ended(record: LeaseRecord) -> dict[str, object]:
         "reason": record.reason,
         "taken_at": _say_time(record.taken_ms),
         "ended_at": _say_time(record.ended_ms),
-        "lasted_s": (record.ended_ms - record.taken_ms) / 1_000,
+        "lasted_s": max(record.ended_ms - record.taken_ms, 0) / 1_000,  # clocks are set back
         "state": "ended",
         "why": record.why,
     }

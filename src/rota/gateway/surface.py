@@ -107,6 +107,9 @@ class Controller(Protocol):
     def leases(self) -> list[dict[str, object]]:
         """The active ones, as in the body of `GET /rota/v1/leases`."""
 
+    def find_lease(self, lease: str) -> dict[str, object] | None:
+        """One of those; None = it is over, or never was."""
+
     def lease_end(self, lease: str) -> asyncio.Future[str]:
         """Why it ended, once it has."""
 

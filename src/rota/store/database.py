@@ -56,12 +56,12 @@ def open_database(
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
     except OSError as error:
         raise _unusable(path, f"cannot be opened: {error.strerror}") from error
-    connection = sqlite3.connect(
-        path, timeout=BUSY_S_MAX, isolation_level=None, check_same_thread=False
-    )
     with contextlib.ExitStack() as on_failure:
-        on_failure.callback(connection.close)
         try:
+            connection = sqlite3.connect(
+                path, timeout=BUSY_S_MAX, isolation_level=None, check_same_thread=False
+            )
+            on_failure.callback(connection.close)
             _look_over(path, connection)
             read(connection)
         except sqlite3.OperationalError as error:  # before its parent: the file may be sound

@@ -34,6 +34,8 @@ RETRY_S = 5.0
 """After a write that failed."""
 CLOSE_S_MAX = 10.0
 """What closing waits for the last write: SQLite's own patience with a busy file, and a disk."""
+TIME_MS_MAX = 253_402_300_799_000
+"""The end of the year 9999; calendars and their formats end there."""
 RESTARTED = "rota was restarted"
 
 log = logging.getLogger("rota.store")
@@ -167,7 +169,7 @@ class LeaseStore:
 
     def _recall(self, connection: sqlite3.Connection) -> None:
         """What is in the file. Leases that were open when rota ended are over."""
-        records = [LeaseRecord(*row) for row in connection.execute(_READ)]
+        records = [_checked(LeaseRecord(*row)) for row in connection.execute(_READ)]
         self._ended.update((r.lease, r) for r in records if r.ended_ms is not None)
         for record in records:
             if record.ended_ms is None:
@@ -233,4 +235,18 @@ class LeaseStore:
         return None
 
     def _now_ms(self) -> int:
-        return int(self._clock() * 1_000)
+        return min(max(int(self._clock() * 1_000), 0), TIME_MS_MAX)
+
+
+def _checked(record: LeaseRecord) -> LeaseRecord:
+    """A record as it was read; SQLite keeps anything in any column.
+
+    Raises: sqlite3.DatabaseError: rota did not write it so.
+    """
+    texts = (record.lease, record.model, record.replica, record.caller, record.reason, record.why)
+    times = (record.taken_ms, record.ended_ms or 0)
+    are_times = all(isinstance(time, int) and 0 <= time <= TIME_MS_MAX for time in times)
+    are_times &= isinstance(record.expires_ms, int)  # may lie beyond, and is not shown
+    if not are_times or not all(isinstance(text, str) for text in texts):
+        raise sqlite3.DatabaseError(f"a lease is recorded that cannot have been, {record.lease!r}")
+    return record
