@@ -665,8 +665,8 @@ def test_no_models(tmp_path: Path) -> None:
         ("/v1/renders", JobsConfig(submit="/v1/renders", poll="/v1/renders/{id}")),
         ("{submit: /run}", JobsConfig(submit="/run", poll="/run/{id}")),
         (
-            "{submit: /run, poll: '/r/{id}/s', id: a.b, status: c, done: Ready, ttl: 20m, keep: 0}",
-            JobsConfig("/run", "/r/{id}/s", "a.b", "c", frozenset({"ready"}), 1_200_000, 0),
+            "{submit: /r, poll: '/r/{id}/logs', id: a.b, status: c, done: Ready, ttl: 1m, keep: 0}",
+            JobsConfig("/r", "/r/{id}/logs", "a.b", "c", frozenset({"ready"}), 60_000, 0),
         ),
     ],
 )
@@ -699,6 +699,13 @@ def test_mistakes_with_jobs(tmp_path: Path) -> None:
     assert "a path like /v1/videos is wanted" in said("{submit: run}")
     assert "a path like /v1/videos is wanted" in said("{submit: '/a?b'}")
     assert "which rota answers itself" in said("{submit: /rota/v1/x}")
+    for path in ("/v1", "/rota", "/upstream", "/v1/"):  # asked after below, GET /v1/models is a job
+        for jobs in (f"{{submit: {path}}}", f"{{submit: /run, poll: '{path}/{{id}}'}}", path):
+            assert "paths of its own" in said(jobs), jobs
+    for name in ("jobs", "scaling"):  # a model may be called so
+        [text] = complaints(tmp_path, f"models: {{{name}: {{url: 'http://far:1', slot: 3}}}}")
+        assert "`aliases`" in text
+    assert said("{polls: /run}") == "unknown key `polls`; did you mean `poll`?"
     for poll in ("/runs", "/{id}", "/runs/{id}x", "/runs/x{id}", "/runs/{id}/{id}"):
         assert "is wanted" in said(f"{{poll: '{poll}'}}"), poll
     assert "a name like `id` or `data.id` is wanted" in said("{id: a..b}")

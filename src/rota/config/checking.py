@@ -122,16 +122,21 @@ def _say_unknown(kind: type[schema.Keys], route: Route, name: str) -> str:
 
 def _keys_at(kind: type[schema.Keys], route: Route) -> type[schema.Keys]:
     """The mapping of the schema that stands at a route below an entry of `kind`."""
-    if route and route[-1] == "scaling":
-        return schema.ScalingKeys
-    if route == ("defaults",):
-        return schema.SharedKeys
-    return kind
+    match route:
+        case ("defaults", "scaling") | (_, _, "scaling"):
+            return schema.ScalingKeys
+        case (_, _, "jobs"):
+            return schema.JobsKeys
+        case ("defaults",):
+            return schema.SharedKeys
+        case _:
+            return kind
 
 
 def _home_of(name: str, wrong: type[schema.Keys]) -> str | None:
     homes: tuple[tuple[str, type[schema.Keys]], ...] = (
         ("under `scaling`", schema.ScalingKeys),
+        ("under `jobs`", schema.JobsKeys),
         ("under `models: NAME`", schema.ModelKeys),
         ("under `devices: NAME`", schema.DeviceKeys),
         ("under `keys: NAME`", schema.ClientKeys),

@@ -138,11 +138,19 @@ def _some_text(text: str) -> str:
     return text
 
 
-def _path(text: str) -> str:
+def _some_path(text: str) -> str:
     if not re.fullmatch(r"/[!-~]+", text) or set(text) & set("?#{}"):
         raise ValueError(f"is `{text}`; a path like /v1/videos is wanted")
-    if text.startswith(_OWN_PATHS):
+    return text
+
+
+def _path(text: str) -> str:
+    """A path for jobs, which lie below it: nothing of rota's own may be there."""
+    if _some_path(text).startswith(_OWN_PATHS):
         raise ValueError(f"is `{text}`, which rota answers itself")
+    for own in _OWN_PATHS:
+        if own.startswith(f"{text.rstrip('/')}/"):
+            raise ValueError(f"is `{text}`, below which rota has paths of its own, as {own}")
     return text
 
 
@@ -151,7 +159,7 @@ def _poll_path(text: str) -> str:
     if "/{id}" not in text or (after and not after.startswith("/")):
         raise ValueError(f"is `{text}`; a path like /v1/videos/{{id}} is wanted")
     if after:
-        _path(after)
+        _some_path(after)
     return _path(before) + "/{id}" + after
 
 
