@@ -469,7 +469,7 @@ async def test_a_lease_that_a_break_has_cost_is_said_to_be_over(tmp_path: Path, 
 
 
 async def test_leases_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rota.controller.LEASES_MAX", 2)
+    monkeypatch.setattr("rota.controller.controller.LEASES_MAX", 2)
     async with running(entry("a"), state_dir=tmp_path) as (controller, cluster):
         controller.ask_load("a")
         cluster.ready("r1")
