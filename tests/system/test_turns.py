@@ -216,7 +216,9 @@ async def test_what_was_loaded_for_one_who_is_away_stays_until_it_is_back(tmp_pa
         assert [rig.model(name)["loads"] for name in "ab"] == [1 + 1, 1]
 
 
-@pytest.mark.parametrize("patience_ms", [300_000, PATIENCE_MS])
+@pytest.mark.parametrize(
+    "patience_ms", [PATIENCE_MS, pytest.param(300_000, marks=pytest.mark.slow)]
+)
 async def test_sessions_with_different_models_are_never_cut(
     tmp_path: Path, patience_ms: int
 ) -> None:
