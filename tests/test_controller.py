@@ -295,6 +295,21 @@ async def test_load_waits_until_ready_and_goes_on_without_its_asker() -> None:
         assert await again == "r1"
 
 
+async def test_asking_again_for_a_load_that_waits_joins_it() -> None:
+    async with running(entry("a")) as (controller, cluster):
+        for _ in range(50):
+            controller.ask_load("a")
+        loading = [asyncio.ensure_future(controller.load("a")) for _ in range(2)]
+        await asyncio.sleep(0)
+        loading[0].cancel()
+        queue = cast("list[dict[str, object]]", controller.queue()["queue"])
+        assert [row["wants"] for row in queue] == ["load"]
+        cluster.ready("r1")
+        assert await loading[1] == "r1"
+        controller.ask_load("a")
+        assert await controller.load("a") == "r1"
+
+
 async def test_ask_load_refuses_what_is_off_and_does_not_wait_for_the_rest() -> None:
     async with running(entry("a"), entry("off", scaling=Scaling(0, 0, 0))) as (
         controller,
@@ -443,7 +458,11 @@ async def test_a_lease_that_a_new_scheduler_takes_over_is_the_same_one(tmp_path:
         with broken_on(TimePassed):
             controller.post(TimePassed())
         assert controller.leases()[0]["caller"] == "ann"
+        found = controller.find_lease(lease.id)
+        assert found is not None
+        assert found["caller"] == "ann"
         controller.release_lease(lease.id)
+        assert controller.find_lease(lease.id) is None
         assert [what for what, *_ in keeper.said] == ["taken", "ended"]
 
 
@@ -510,6 +529,20 @@ async def test_a_lease_that_is_over_says_why_and_one_that_never_was_is_said_to_b
         with pytest.raises(RequestError):
             controller.renew_lease(lease.id, 1_000)
         assert [what for what, *_ in keeper.said] == ["taken", "renewed", "ended"]
+
+
+async def test_a_lease_that_ends_before_its_caller_hears_of_it_was_had(tmp_path: Path) -> None:
+    async with running(entry("a"), state_dir=tmp_path) as (controller, cluster):
+        controller.ask_load("a")
+        cluster.ready("r1")
+        taking = asyncio.ensure_future(
+            controller.lease(model="a", caller="ann", ttl_ms=60_000, load=True)
+        )
+        await asyncio.sleep(0)  # it is had, and its caller not yet told
+        assert controller.leases()
+        cluster.stopped("r1", StopCause.CRASHED)
+        assert (await taking).replica == "r1"
+        assert controller.find_lease(taking.result().id) is None
 
 
 async def test_a_lease_whose_caller_left_is_taken_from_nobody(tmp_path: Path) -> None:

@@ -57,3 +57,12 @@ def test_a_caller_who_was_told_to_come_back_keeps_its_place() -> None:
     assert isinstance(first["back_in_s"], float)
     assert first["back_in_s"] > 0
     assert [row["is_here"] for row in rows[1:]] == [True] * 3
+
+
+def test_an_absent_caller_is_not_said_to_wait_for_a_slot_that_is_free() -> None:
+    scheduler = fleet()
+    scheduler.step(TimePassed(), 45_000)  # q0 has waited as long as it may
+    scheduler.step(ReplicaReady("r1"), 46_000)
+    first = waiting(scheduler.state)[0]
+    assert (first["request"], first["is_here"], first["for"]) == ("q0", False, "return")
+    assert first["reason"] == "a is ready and kept for it"

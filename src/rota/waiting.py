@@ -25,7 +25,8 @@ def waiting(state: State) -> list[Row]:
             for entry in (*demand.waiting, *demand.told):
                 rank = state.entry_rank(demand, entry)
                 ahead = bisect_left(ranks, rank)
-                ranked.append((rank, _row(entry, state.now_ms) | {"ahead": ahead} | about))
+                row = _row(entry, state.now_ms) | {"ahead": ahead} | about
+                ranked.append((rank, row | _awaited(demand, entry, rank)))
     ranked.sort(key=lambda pair: pair[0])
     return [row for _, row in ranked]
 
@@ -40,6 +41,15 @@ def _about(state: State, demand: Demand) -> Row:
         "reason": tell.text,
         "eta_s": _seconds(eta_ms(state, demand)),
     }
+
+
+def _awaited(demand: Demand, entry: Entry, rank: Rank) -> Row:
+    """Of an absent caller whom the model would serve at once: that nothing but it is missing."""
+    is_free = any(replica.has_slot and replica.takes(rank) for replica in demand.replicas.values())
+    if entry.presence is Presence.WAITING or not is_free:
+        return {}
+    kept = " and kept for it" if entry.is_owed else ""
+    return {"for": "return", "reason": f"{demand.model.name} is ready{kept}", "eta_s": None}
 
 
 def _row(entry: Entry, now_ms: int) -> Row:

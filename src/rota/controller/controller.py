@@ -67,6 +67,7 @@ class Controller:
         self._cluster = cluster
         self._leases = Leases(leases)
         self._loop = Loop(config, cluster, self._leases)
+        self._loads: dict[str, asyncio.Future[Answer]] = {}  # model → the last asked for by hand
         self._numbers = itertools.count(1)
 
     async def __aenter__(self) -> Self:
@@ -192,7 +193,9 @@ class Controller:
         )
         answer = await self._answer(event)
         assert isinstance(answer, Leased), answer
-        return self._found(answer.lease)
+        # Not looked up: it may be over by now, as a short one is; it was had all the same.
+        left_s = max(answer.until_ms - self._loop.now_ms(), 0) / 1_000
+        return Lease(answer.lease, answer.model, answer.replica, left_s)
 
     def renew_lease(self, lease: str, ttl_ms: int) -> Lease:
         """Let a lease last that long from now, within `lease_ttl_max` from when it was taken.
@@ -253,7 +256,7 @@ class Controller:
             RotaError: it cannot be, or did not come up. The load goes on if the wait for it
             is cancelled.
         """
-        answer = await self._loop.ask(self._load_asked(model))
+        answer = await asyncio.shield(self._loading_of(model))
         assert isinstance(answer, Loaded), answer
         return answer.replica
 
@@ -263,11 +266,9 @@ class Controller:
         Raises:
             RotaError: what is known at once (no such model, switched off).
         """
-        future = self._loop.ask(self._load_asked(model))
+        future = self._loading_of(model)
         if future.done():
             future.result()
-        else:
-            future.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def unload(
         self, model: str | None, *, grace_ms: int | None = None, wait: bool = True
@@ -385,8 +386,15 @@ class Controller:
             raise
         return GrantHandle(self.post, self._cluster.heard, event.model, grant, endpoint)
 
-    def _load_asked(self, model: str) -> LoadAsked:
-        return LoadAsked(self._unused_id("load"), model, self._obstacle(model))
+    def _loading_of(self, model: str) -> asyncio.Future[Answer]:
+        """A load asked for by hand. Whoever asks while one waits joins it: nobody could tell two
+        apart, and a script that asks again and again would fill the queue."""
+        future = self._loads.get(model)
+        if future is None or future.done():
+            asked = LoadAsked(self._unused_id("load"), model, self._obstacle(model))
+            future = self._loads[model] = self._loop.ask(asked)
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return future
 
     def _obstacle(self, model: str) -> str:
         """What is known to be in the way of a load, where there would have to be one."""
