@@ -2,10 +2,11 @@
 
 Each step is timed by itself: requests to ready models (arrive, end); a queue of 1,000 of three
 priorities behind one full model (one ends, the next is granted, one arrives); a demand for room
-where everybody is busy, asked for again and again; fifty such demands at once; and swaps while
-fifty wait (one falls idle and is stopped, is gone, another is started, is ready), where the whole
-queue is walked. A step is decided on the loop that also moves bytes, so what counts is that all
-but the swaps stay far below a millisecond, whatever the fleet.
+where everybody is busy, asked for again and again; fifty such demands at once; a thousand callers
+who were told to come back, one of whom does and is told again; swaps while fifty wait (one falls
+idle and is stopped, is gone, another is started, is ready), where the whole queue is walked; and
+swaps in a fleet where all are idle and may leave. A step is decided on the loop that also moves
+bytes, so what counts is that all but the swaps stay far below a millisecond, whatever the fleet.
 
     python bench/step_rate.py [--steps 2000] [--replicas-max 10000]
 
@@ -20,6 +21,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from _machine import header
 from rota.core.effects import Effect, Start, Stop
@@ -43,7 +45,7 @@ SLOTS = 4
 QUEUED = 1_000
 SIZES = (10, 100, 1_000, 10_000)
 ONE_NODE_MAX = 1_000
-SWAPS = 20
+SWAPS = 5
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,9 @@ READY = Case("ready models", "the model asked for, nothing else")
 BEHIND = Case("1,000 queued behind one", "the heads of its three lanes; an insertion in one")
 ONE = Case("one wants room", "joins its queue: no walk", is_busy=True, wanting=1)
 FIFTY = Case("fifty want room", "joins its queue: no walk", is_busy=True, wanting=50)
-SWAP = Case("swaps while fifty wait", "a walk: the devices, once", is_busy=True, wanting=50)
+TOLD = Case("1,000 told to return", "all callers of one model", is_busy=True, wanting=1)
+SWAP = Case("swaps while fifty wait", "the queue, and the nodes once", is_busy=True, wanting=50)
+IDLE = Case("swaps, all idle", "each idle replica is weighed", wanting=SWAPS)
 
 
 def main() -> None:
@@ -79,9 +83,11 @@ def main() -> None:
         ("nodes of 8 devices", PER_NODE, arguments.replicas_max),
         ("one node", None, min(ONE_NODE_MAX, arguments.replicas_max)),
     ):
-        print(f"\n{title:<28} {'replicas':>8} {'n':>6} {'median µs':>10} {'p95 µs':>9} {'steps/s':>9}")
+        print(
+            f"\n{title:<28} {'replicas':>8} {'n':>6} {'median µs':>10} {'p95 µs':>9} {'steps/s':>9}"
+        )
         sizes = [size for size in SIZES if size <= largest]
-        for case in (READY, BEHIND, ONE, FIFTY, SWAP):
+        for case in (READY, BEHIND, ONE, FIFTY, TOLD, SWAP, IDLE):
             medians = []
             for replicas in sizes:
                 seen_us = measured(case, replicas, per_node, arguments.steps)
@@ -94,8 +100,11 @@ def measured(case: Case, replicas: int, per_node: int | None, steps: int) -> lis
     """Microseconds of each step of a case."""
     scheduler = fleet(replicas, per_node, is_busy=case.is_busy, wanting=case.wanting)
     if case is SWAP:
-        return timed_swaps(scheduler, min(replicas, SWAPS))
-    traffic = {READY: ready_traffic(replicas), BEHIND: queue_traffic()}
+        return timed_swaps(scheduler, [GrantEnded(f"first{n}", Outcome.OK) for n in range(SWAPS)])
+    if case is IDLE:
+        asks = [RequestArrived(f"wants{n}", f"w{n}", "c") for n in range(SWAPS)]
+        return timed_swaps(scheduler, asks[: replicas // 2])
+    traffic = {READY: ready_traffic(replicas), BEHIND: queue_traffic(), TOLD: told_traffic()}
     return timed(scheduler, traffic.get(case) or room_traffic(case.wanting), steps)
 
 
@@ -110,7 +119,7 @@ def fleet(replicas: int, per_node: int | None, *, is_busy: bool, wanting: int) -
     for first in range(0, device_count, per_node or device_count):
         last = min(first + (per_node or device_count), device_count)
         scheduler.step(_joined(f"n{first}", range(first, last), replicas, is_busy=is_busy), 0)
-    for n in range(wanting):
+    for n in range(wanting if is_busy else 0):
         scheduler.step(RequestArrived(f"wants{n}", f"w{n}", "c", priority=n % 3), 0)
     return scheduler
 
@@ -173,6 +182,14 @@ def room_traffic(wanting: int) -> Iterator[Event]:
         n += 1
 
 
+def told_traffic() -> Iterator[Event]:
+    """Callers of a model without room who cannot wait: each is told to come back, and does."""
+    n = 0
+    while True:
+        yield RequestArrived(f"q{n}", "w0", f"c{n % QUEUED}", activation_wait_ms=0, queue_wait_ms=0)
+        n += 1
+
+
 def timed(scheduler: Scheduler, traffic: Iterator[Event], steps: int) -> list[float]:
     """Microseconds of each step; those that only fill the queue are not counted."""
     for _ in range(QUEUED + SLOTS):
@@ -187,7 +204,7 @@ def timed(scheduler: Scheduler, traffic: Iterator[Event], steps: int) -> list[fl
     return seen_us
 
 
-def timed_swaps(scheduler: Scheduler, swaps: int) -> list[float]:
+def timed_swaps(scheduler: Scheduler, occasions: Sequence[Event]) -> list[float]:
     """Microseconds of each step by which one replica after the other makes way."""
     seen_us = []
 
@@ -197,8 +214,8 @@ def timed_swaps(scheduler: Scheduler, swaps: int) -> list[float]:
         seen_us.append((time.perf_counter_ns() - began_ns) / 1_000)
         return effects
 
-    for n in range(swaps):
-        for stop in step(GrantEnded(f"first{n}", Outcome.OK)):
+    for occasion in occasions:
+        for stop in step(occasion):
             if isinstance(stop, Stop):
                 for start in step(ReplicaStopped(stop.replica, StopCause.ASKED)):
                     if isinstance(start, Start):
@@ -210,15 +227,13 @@ def row(name: str, replicas: int, seen_us: list[float]) -> str:
     """n, median, p95, and how many such steps go into a second."""
     median = statistics.median(seen_us)
     p95 = statistics.quantiles(seen_us, n=20)[-1]
-    return (
-        f"{name:<28} {replicas:>8} {len(seen_us):>6} {median:>10.1f} {p95:>9.1f} {1e6 / median:>9.0f}"
-    )
+    figures = f"{median:>10.1f} {p95:>9.1f} {1e6 / median:>9.0f}"
+    return f"{name:<28} {replicas:>8} {len(seen_us):>6} {figures}"
 
 
 def growth(medians: Sequence[float]) -> str:
     """By what the cost is multiplied from each size to the next."""
-    pairs = zip(medians, medians[1:], strict=False)
-    return ", ".join(f"×{after / before:.1f}" for before, after in pairs)
+    return ", ".join(f"×{after / before:.1f}" for before, after in pairwise(medians))
 
 
 def _model(name: str) -> Model:

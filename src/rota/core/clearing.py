@@ -74,13 +74,13 @@ class Clearing:
             self.orders.is_room_stale |= demand.is_pinned or model.scaling.is_always
             self.orders.start(demand, placement)
             return True
-        if not state.lost and not room.fits_somewhere(state, model):  # 3
+        if not state.lost and not outlook.fits_somewhere(model):  # 3
             self._give_up_load(demand, RefusalCode.MODEL_FAILED)
             return False
         self._promise(demand, rank, outlook)
         if demand.promise is not None:
             self._pursue(demand, rank, outlook)
-        elif not state.lost and not room.could_come_free(state, model):  # 10
+        elif not state.lost and not outlook.could_come_free(model):  # 10
             self._give_up_load(demand, RefusalCode.NO_ROOM)
         return False  # 9
 

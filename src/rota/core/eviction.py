@@ -20,6 +20,9 @@ from rota.core.ledger import DeviceRoom
 from rota.core.placement import allowed, need_mib, placement_on
 from rota.core.types import DeviceId, Model, NodeId, Placement, ReplicaId
 
+Cost = tuple[tuple[bool, int], ...]
+"""What leaving costs: the value of each victim, the dearest first; the empty one is the least."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -43,7 +46,7 @@ class Plan:
 
     placement: Placement
     victims: tuple[ReplicaId, ...]
-    cost: tuple[tuple[bool, int], ...]
+    cost: Cost
 
 
 def value(candidate: Candidate) -> tuple[bool, int]:
@@ -119,6 +122,6 @@ def _clear(
     return victims
 
 
-def _cost(victims: Sequence[Candidate]) -> tuple[tuple[bool, int], ...]:
+def _cost(victims: Sequence[Candidate]) -> Cost:
     """Costs compare by the dearest victim first, then the next, then by how many."""
     return tuple(sorted((value(candidate) for candidate in victims), reverse=True))

@@ -98,6 +98,9 @@ def _books_add_up(state: State) -> None:
         for key, mib in _shares(promise.placement):
             staying[key] += mib
     for node, devices in state.ledger.totals.items():
+        rooms = state.ledger.rooms(node, {})
+        roomiest_mib = max((room.free + room.coming for room in rooms), default=0)
+        assert state.ledger.roomiest_mib(node) == roomiest_mib, (node, rooms)
         for device, total in devices.items():
             key = (node, device)
             assert sum(state.ledger.held[key].values()) == taken[key], (key, taken[key])
@@ -216,6 +219,8 @@ def _indexes_are_true(state: State) -> None:
     for lease in leases.values():
         assert state.now_ms < lease.until_ms <= lease.last_ms, lease
         assert lease.id in state.replicas[lease.replica].leases, lease
+    keeping = {n for n, d in state.demands.items() if d.is_pinned or d.model.scaling.is_always}
+    assert set(state.keeping) == keeping, (set(state.keeping), keeping)
     held = {n for n, d in state.demands.items() if d.held_until_ms > state.now_ms}
     assert set(state.held) == held, (set(state.held), held)
 

@@ -45,10 +45,12 @@ class Ledger:
         self.leaving: set[ReplicaId] = set()
         self._used: dict[DeviceKey, int] = {}
         self._coming: dict[DeviceKey, int] = {}
+        self._roomiest: dict[NodeId, int] = {}
 
     def join(self, node: NodeId, devices: tuple[Device, ...]) -> None:
         """Open the books of a node's devices; one that is known keeps what it holds."""
         self.totals[node] = {device.id: device.memory_mib for device in devices}
+        self._roomiest.pop(node, None)
         for device in devices:
             self.held.setdefault((node, device.id), {})
             self._used.setdefault((node, device.id), 0)
@@ -60,6 +62,7 @@ class Ledger:
             key = (node, device)
             assert not self.held.pop(key), key
             del self._used[key], self._coming[key]
+        self._roomiest.pop(node, None)
 
     def book(self, replica: ReplicaId, placement: Placement) -> None:
         """Write a replica's memory down as taken."""
@@ -68,6 +71,7 @@ class Ledger:
             assert replica not in self.held[key], (replica, key)
             self.held[key][replica] = mib
             self._used[key] += mib
+        self._roomiest.pop(placement.node, None)
 
     def leave(self, replica: ReplicaId, placement: Placement) -> None:
         """Note that a replica was told to go: its memory is on its way."""
@@ -75,6 +79,7 @@ class Ledger:
         for device in placement.devices:
             key = (placement.node, device)
             self._coming[key] += self.held[key][replica]
+        self._roomiest.pop(placement.node, None)
 
     def release(self, replica: ReplicaId, placement: Placement) -> None:
         """Cross a replica's memory out: it has been seen free."""
@@ -85,12 +90,22 @@ class Ledger:
             if replica in self.leaving:
                 self._coming[key] -= mib
         self.leaving.discard(replica)
+        self._roomiest.pop(placement.node, None)
 
     def used_mib(self, key: DeviceKey) -> int:
         return self._used[key]
 
     def coming_mib(self, key: DeviceKey) -> int:
         return self._coming[key]
+
+    def roomiest_mib(self, node: NodeId) -> int:
+        """The most that is free, or will be once all that leaves has left, on one device of a node;
+        a full node need not be looked at device by device."""
+        known = self._roomiest.get(node)
+        if known is None:
+            known = max((room.free + room.coming for room in self.rooms(node, {})), default=0)
+            self._roomiest[node] = known
+        return known
 
     def rooms(self, node: NodeId, claims: Mapping[DeviceKey, int]) -> list[DeviceRoom]:
         """A node's devices, in their stated order, after `claims`."""

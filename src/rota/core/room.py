@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rota.core.eviction import Candidate, Plan, plan
+from rota.core.eviction import Candidate, Cost, Plan, plan, value
 from rota.core.ledger import DeviceKey, DeviceRoom
 from rota.core.placement import could_ever_fit, place
 from rota.core.state import Demand, Promise, Rank, Replica, State
@@ -31,6 +31,8 @@ class Outlook:
 
     Along a walk memory only becomes scarcer and fewer may leave, so what did not fit for one
     model does not fit for a later one of its shape: fifty that wait cost little more than one.
+    A start of a model that is kept narrows even what may come free some day; whoever orders it
+    has the queue walked again.
 
     Args:
         claims: memory promised to the demands before.
@@ -38,6 +40,9 @@ class Outlook:
         closing: those who take no later request, and for whom.
         full: the shapes for which there is no free place.
         hopeless: the shapes for which no idle ones make room, with whether holds counted.
+        endless: the shapes for which nothing will make room, as promises stand.
+        fitting: whether a shape fits an empty node.
+        coming: whether room for a shape may come free some day.
         is_someone_left: whether a demand had its turn and has no promise.
     """
 
@@ -47,6 +52,9 @@ class Outlook:
     closing: dict[ReplicaId, Rank] = field(default_factory=dict)
     full: set[Shape] = field(default_factory=set)
     hopeless: set[tuple[Shape, bool]] = field(default_factory=set)
+    endless: set[Shape] = field(default_factory=set)
+    fitting: dict[Shape, bool] = field(default_factory=dict)
+    coming: dict[Shape, bool] = field(default_factory=dict)
     is_someone_left: bool = False
     unquiet: frozenset[DeviceKey] = field(init=False)
     loose: Sequence[Replica] = field(init=False)
@@ -69,6 +77,18 @@ class Outlook:
             self.full.add(shape(model))
         return found
 
+    def fits_somewhere(self, model: Model) -> bool:
+        """Whether some node could hold it if it were empty."""
+        if shape(model) not in self.fitting:
+            self.fitting[shape(model)] = fits_somewhere(self.state, model)
+        return self.fitting[shape(model)]
+
+    def could_come_free(self, model: Model) -> bool:
+        """Whether it would fit if everyone left who ever may."""
+        if shape(model) not in self.coming:
+            self.coming[shape(model)] = could_come_free(self.state, model)
+        return self.coming[shape(model)]
+
     def plan_at_once(self, demand: Demand, rank: Rank) -> Plan | None:
         """The cheapest set of those who may leave this instant."""
         honours = honours_holds(self.state, demand)
@@ -87,8 +107,13 @@ class Outlook:
 
     def plan_in_the_end(self, demand: Demand) -> Plan | None:
         """The cheapest set of those who will or may leave some day."""
+        if shape(demand.model) in self.endless:
+            return None
         others = [r for r in goers(self.state) if r.id not in self.leaving]
-        return best_plan(self.state, demand.model, self.claims, others)
+        found = best_plan(self.state, demand.model, self.claims, others)
+        if found is None:
+            self.endless.add(shape(demand.model))
+        return found
 
     def note(self, rank: Rank, promise: Promise, *, is_closed: bool) -> None:
         """Take a promise in: what comes later on the walk sees it."""
@@ -131,6 +156,8 @@ def free_place(
     for node in state.ledger.totals:
         if model.is_external:
             return Placement(node, (), ())
+        if _is_full(state, model, node):
+            continue
         placement = place(model, node, _rooms(state, node, claims, unquiet))
         if placement is not None:
             return placement
@@ -152,16 +179,28 @@ def best_plan(
     victims: Iterable[Replica],
     unquiet: Container[DeviceKey] = frozenset(),
 ) -> Plan | None:
-    """The cheapest plan over all nodes that needs no others than these to leave."""
+    """The cheapest plan over all nodes that needs no others than these to leave.
+
+    Nodes are planned in the order of the least that a plan there can cost, until no other can be
+    cheaper: where all are idle, a fleet costs hardly more than one node.
+    """
     by_node: dict[NodeId, list[Candidate]] = {node: [] for node in state.ledger.totals}
     for replica in victims:
         if not replica.is_leaving:
             by_node[replica.placement.node].append(_candidate(state, replica))
-    found = (
-        plan(model, node, _rooms(state, node, claims, unquiet), candidates)
-        for node, candidates in by_node.items()
+    floors = sorted(
+        (() if not _is_full(state, model, node) else (min(map(value, candidates)),), index, node)
+        for index, (node, candidates) in enumerate(by_node.items())
+        if candidates or not _is_full(state, model, node)
     )
-    return min((p for p in found if p is not None), key=lambda p: p.cost, default=None)
+    best: tuple[Cost, int, Plan] | None = None
+    for floor, index, node in floors:
+        if best is not None and best[:2] < (floor, index):
+            break
+        found = plan(model, node, _rooms(state, node, claims, unquiet), by_node[node])
+        if found is not None and (best is None or (found.cost, index) < best[:2]):
+            best = (found.cost, index, found)
+    return None if best is None else best[2]
 
 
 def still_stands(state: State, promise: Promise, claims: Claims) -> bool:
@@ -186,7 +225,7 @@ def still_stands(state: State, promise: Promise, claims: Claims) -> bool:
 def could_come_free(state: State, model: Model) -> bool:
     """Whether it would fit if everyone left who ever may: only what is pinned, or kept by `min`,
     stays."""
-    if not any(_keeps(demand) for demand in state.demands.values()):
+    if not state.keeping:
         return fits_somewhere(state, model)
     return best_plan(state, model, {}, goers(state)) is not None
 
@@ -202,14 +241,14 @@ def may_go(state: State, replica: Replica, rival: Demand, rank: Rank) -> bool:
     against this rival, and not wanted by callers who come first, for whom it would only have
     to be loaded again; or loading for nobody."""
     demand = state.demand_of(replica)
-    own_rank = state.rank(demand)
     if replica.phase is Phase.STARTING:
-        return own_rank is None and may_be_called_off(state, replica, rival)
+        return demand.lead() is None and may_be_called_off(state, replica, rival)
     if not replica.is_idle or demand.is_owed:
         return False
-    counts = state.now_ms < replica.resident_until_ms or honours_holds(state, rival)
-    if counts and demand.held_until_ms > state.now_ms:
+    is_held = demand.held_until_ms > state.now_ms
+    if is_held and (state.now_ms < replica.resident_until_ms or honours_holds(state, rival)):
         return False
+    own_rank = state.rank(demand)
     return own_rank is None or rank < own_rank
 
 
@@ -244,7 +283,7 @@ def above_min(state: State, replicas: Sequence[Replica]) -> list[Replica]:
     kept: dict[ModelName, list[Replica]] = {}
     for replica in replicas:
         demand = state.demand_of(replica)
-        if not _keeps(demand):
+        if demand.model.name not in state.keeping:
             found.append(replica)
         elif not demand.is_pinned:
             kept.setdefault(replica.model.name, []).append(replica)
@@ -256,16 +295,8 @@ def above_min(state: State, replicas: Sequence[Replica]) -> list[Replica]:
 
 def holders(state: State, demand: Demand) -> list[str]:
     """The models that keep memory from this demand whatever happens."""
-    return [
-        other.model.name
-        for other in state.demands.values()
-        if _keeps(other) and other is not demand and other.replicas
-    ]
-
-
-def _keeps(demand: Demand) -> bool:
-    """Whether some of its replicas may not leave for another's sake."""
-    return demand.is_pinned or demand.model.scaling.is_always
+    others = (other for other in state.keeping.values() if other is not demand)
+    return sorted(other.model.name for other in others if other.replicas)
 
 
 def _spare(demand: Demand) -> int:
@@ -274,6 +305,11 @@ def _spare(demand: Demand) -> int:
         return 0
     floor = 0 if demand.is_held_down else demand.model.scaling.min
     return max(0, sum(1 for _ in demand.live()) - floor)
+
+
+def _is_full(state: State, model: Model, node: NodeId) -> bool:
+    """Whether no device there can hold it unless somebody leaves: said of most nodes, at once."""
+    return state.ledger.roomiest_mib(node) < (model.memory_mib or 0)
 
 
 def _rooms(

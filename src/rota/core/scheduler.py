@@ -117,6 +117,8 @@ class Scheduler:
         by_name = {demand.model.name: demand for demand in demands}
         assert len(by_name) == len(demands), "two models of one name"
         self.state = State(by_name, rules or Rules())
+        for demand in demands:
+            self.state.note_kept(demand)
         self.queue_bytes_max = queue_bytes_max
         self.hold_ms_max = hold_ms_max
         self.orders = Orders(self.state, lease_ms_max, replica_count)
@@ -440,9 +442,11 @@ class Scheduler:
         self.state.lost.discard(event.node)
         for running in event.running:
             self._adopt(running)
-        for demand in self.state.demands.values():
-            self.orders.note_missing(demand)
-            self.orders.touch(demand)
+        for name, demand in self.state.demands.items():
+            if demand.model.scaling.is_always:
+                self.orders.note_missing(demand)
+            if demand.missing is not None or name in self.state.wanting:
+                self.orders.touch(demand)
         self.orders.is_room_stale = True
 
     def _adopt(self, running: Running) -> None:
@@ -493,6 +497,7 @@ class Scheduler:
         demand = self.state.demands.get(event.model)
         if demand is not None and demand.is_pinned != event.is_pinned:
             demand.is_pinned = event.is_pinned
+            self.state.note_kept(demand)
             self.orders.is_room_stale = True
             self.orders.touch(demand)
 

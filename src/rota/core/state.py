@@ -143,10 +143,12 @@ class Line:
         return (lane[0] for lane in self.lanes.values())
 
     def oldest(self) -> Entry | None:
+        if not self.lanes:
+            return None
         if len(self.lanes) == 1:
             (lane,) = self.lanes.values()
             return lane[0]
-        return min(self.heads(), key=_place_of, default=None)
+        return min(self.heads(), key=_place_of)
 
     def add(self, entry: Entry) -> None:
         lane = self.lanes.get(entry.priority)
@@ -377,7 +379,7 @@ class Demand:
     @property
     def is_owed(self) -> bool:
         """Whether a ready replica stands here for callers who were told to come back."""
-        return any(entry.is_owed for entry in self.told)
+        return len(self.told) > 0 and any(entry.is_owed for entry in self.told)
 
     # ── who wants it, how much and since when ────────────────────────────────────────────
 
@@ -525,6 +527,7 @@ class State:
         exclusive: the replicas beside which nothing is started while they work.
         closed: the replicas that stand behind a barrier.
         held: the models that were lately held, so that those who wait can be told.
+        keeping: the models of which some replicas may not leave for another's sake.
         lost: the nodes that were lost and are not back.
         queue_bytes: request bodies held by the waiting.
     """
@@ -542,12 +545,20 @@ class State:
     exclusive: dict[ReplicaId, Replica] = field(default_factory=dict)
     closed: set[ReplicaId] = field(default_factory=set)
     held: dict[ModelName, Demand] = field(default_factory=dict)
+    keeping: dict[ModelName, Demand] = field(default_factory=dict)
     lost: set[NodeId] = field(default_factory=set)
     queue_bytes: int = 0
     is_shutting_down: bool = False
 
     def demand_of(self, replica: Replica) -> Demand:
         return self.demands[replica.model.name]
+
+    def note_kept(self, demand: Demand) -> None:
+        """Keep `keeping` as it should be when a model is pinned, or no longer."""
+        if demand.is_pinned or demand.model.scaling.is_always:
+            self.keeping[demand.model.name] = demand
+        else:
+            self.keeping.pop(demand.model.name, None)
 
     def note_use(self, replica: Replica) -> None:
         """Keep `loose` as it should be after a replica's phase or use has changed."""

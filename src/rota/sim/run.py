@@ -116,8 +116,9 @@ def bound_ms(world: World) -> int:
     load_ms = max(round(ms * SLOWEST) for ms in world.load_ms.values())
     stop_ms = max(model.stop_grace_ms for model in world.models) + STOP_LATE_MS
     away_ms = RETRY_MS_MAX + RETURN_MS_MAX
-    kept_ms = max(away_ms + OWED_MS, load_ms)  # owed, or in its residence
-    drain_ms = drained_ms(world.use_ms_max)
+    residence_ms = min(load_ms, max(model.patience_ms // 2 for model in world.models))
+    kept_ms = max(away_ms + OWED_MS, residence_ms)
+    drain_ms = drained_ms(world.use_ms_max, residence_ms)
     turn_ms = load_ms + kept_ms + drain_ms + stop_ms + load_ms + WAKE_LATE_MS_MAX
     patience_ms = max(
         *(other.patience_ms for other in world.models),
@@ -126,12 +127,15 @@ def bound_ms(world: World) -> int:
     return patience_ms + away_ms + turn_ms * len(world.models)
 
 
-def drained_ms(use_ms: int) -> int:
-    """How long it takes a demand past its patience to have uses of up to `use_ms` end: a barrier
-    that is not met in its time opens for a while, and then stands twice as long."""
+def drained_ms(use_ms: int, residence_ms: int) -> int:
+    """How long it takes a demand past its patience to have uses of up to `use_ms` end.
+
+    A barrier that is not met in its time opens for a while, is chosen anew, perhaps on a replica
+    in its residence, and then stands twice as long.
+    """
     drain_ms, stands_ms = use_ms, BARRIER_MS
     while stands_ms < use_ms:
-        drain_ms += stands_ms + REOPENED_MS
+        drain_ms += stands_ms + REOPENED_MS + residence_ms
         stands_ms *= 2
     return drain_ms
 
