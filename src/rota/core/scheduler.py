@@ -377,6 +377,11 @@ class Scheduler:
         if self.state.rules.residence:
             residence_ms = min(demand.load_ms, demand.model.patience_ms // 2)
             replica.resident_until_ms = self.state.now_ms + residence_ms
+        self._came_up(demand)
+
+    def _came_up(self, demand: Demand) -> None:
+        """A replica serves from now on: it stands for those who were told to come back, and who
+        waits for a load now waits for a slot."""
         for entry in demand.told:
             entry.is_owed = self.state.rules.owed
         self.orders.review(demand)
@@ -474,6 +479,8 @@ class Scheduler:
         for claim in running.leases:
             self.orders.lease(replica, claim, "")
         self.state.note_use(replica)
+        if replica.phase is Phase.READY:
+            self._came_up(demand)
         if is_too_many and not replica.is_leaving:
             self._end(replica, "there are more of it than there may be")
 
