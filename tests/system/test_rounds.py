@@ -300,19 +300,18 @@ class Rounds:
             case (503, "model_loading" | "model_waiting") | (429, "model_busy"):
                 is_right = has_waited
             case 429, "queue_full":
-                crowd = done("ask", name, since_s - NOTICED_S) + done("load", name, since_s)
-                is_right = crowd > QUEUE_MAX
+                is_right = done("ask", name, since_s - NOTICED_S) > QUEUE_MAX
             case 503, "no_room":
                 is_right = done("pin", None, since_s) > 0
             case 503, "model_unloaded":
                 is_right = done("unload", name, since_s) > 0
-            case 502, "engine_failed" | "replica_gone":
+            case 502, "engine_failed":
                 is_right = done("end", name, since_s) > 0
             case _:
                 is_right = False
         may_return = error["code"] not in (
             *("model_not_found", "model_off", "not_loaded", "no_room"),
-            *("model_unloaded", "engine_failed", "replica_gone"),
+            *("model_unloaded", "engine_failed"),
         )
         if is_right and error["message"] and (again is not None) == may_return:
             self.seen[error["code"]] += 1

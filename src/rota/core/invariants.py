@@ -557,6 +557,7 @@ class EffectAudit:
         life = self.lives[grant.replica]
         assert life.is_ready, (grant, life)
         assert not life.is_stopping, (grant, life)
+        assert not life.is_useless, (grant, life, "cannot be reached")
         assert grant.replica not in self.taken_down, (grant, "drains")
         assert life.start.model == self.asked[grant.request][0], (grant, life)
         life.grants.add(grant.request)

@@ -38,6 +38,7 @@ from rota.core.types import LeaseClaim, ModelName, Phase, Placement, RequestId
 FORGET_MS = 30_000
 """An absent caller keeps its place this long after it left, or should have been back."""
 NEVER_MS = 2**62
+
 ALARMS_PER_MODEL = 8
 """So many kept alarms per model are swept: callers with little time leave one each."""
 

@@ -80,6 +80,8 @@ OWED_MS = 10_000
 """A ready replica stands for a caller this long after it should have been back."""
 HOLD_MS_MAX = 300_000
 """A caller may keep a model for its next request no longer than this at a time."""
+UNREACHABLE_MS = 60_000
+"""What still runs on a replica that takes no connection has this long to end."""
 LEASE_MS_MAX = 3_600_000
 """A lease lasts no longer than this, renewals included."""
 
@@ -210,10 +212,14 @@ class Scheduler:
 
     def _load_asked(self, event: LoadAsked) -> None:
         demand = self._admit(event)
-        if demand is not None:
-            entry = self._new_entry(event, demand)
-            entry.activation_wait_ms = entry.queue_wait_ms = NEVER_MS
-            self.orders.enqueue(demand, entry)
+        if demand is None:
+            return
+        if demand.slotless >= words.SLOTLESS_MAX:
+            self.orders.refuse(event.request, demand, RefusalCode.QUEUE_FULL)
+            return
+        entry = self._new_entry(event, demand)
+        entry.activation_wait_ms = entry.queue_wait_ms = NEVER_MS
+        self.orders.enqueue(demand, entry)
 
     def _take_in(self, demand: Demand, entry: Entry, event: RequestArrived | LeaseAsked) -> None:
         """What is said of every arrival, also of one that finds its old place again."""
@@ -277,7 +283,7 @@ class Scheduler:
         if demand.model.rejects_when_full and self.orders.serves(demand, entry):
             return RefusalCode.MODEL_BUSY
         held_bytes = self.state.queue_bytes + event.body_bytes
-        is_full = len(demand.waiting) >= demand.model.queue_max
+        is_full = len(demand.waiting) - demand.slotless >= demand.model.queue_max
         return RefusalCode.QUEUE_FULL if is_full or held_bytes > self.queue_bytes_max else None
 
     def _new_entry(self, event: Ask, demand: Demand) -> Entry:
@@ -320,8 +326,23 @@ class Scheduler:
             demand.serve_ms = _smooth(demand.serve_ms, self.state.now_ms - granted.since_ms)
         hold_ms = min(_hold_ms(demand.model, granted, event), self.hold_ms_max)
         self.orders.use_ended(replica, granted.caller, hold_ms)
-        if outcome is Outcome.UNREACHABLE and replica.is_idle:
-            self._end(replica, "it cannot be reached")  # alive perhaps, and of no use to anyone
+        if outcome is Outcome.UNREACHABLE and replica.phase is Phase.READY:
+            self._let_go(demand, replica, "it cannot be reached")
+
+    def _let_go(self, demand: Demand, replica: Replica, why: str) -> None:
+        """Send nobody to a replica any more that is alive perhaps, and of no use to anyone; what
+        still runs on it may end."""
+        if replica.is_idle:
+            self._end(replica, why)
+            return
+        replica.stop_why = why
+        self.orders.enter(replica, Phase.DRAINING)
+        replica.stop_by_ms = self.state.now_ms + UNREACHABLE_MS
+        self.orders.note_missing(demand)
+        if not demand.is_served:
+            self.orders.turn_cold(demand)
+        self.orders.is_room_stale = True
+        self.orders.touch(demand)
 
     # leases
 
@@ -329,7 +350,7 @@ class Scheduler:
         demand = self._admit(event)
         if demand is None:
             return
-        if len(demand.waiting) >= demand.model.queue_max and not demand.is_served:
+        if demand.slotless >= words.SLOTLESS_MAX:
             self.orders.refuse(event.lease, demand, RefusalCode.QUEUE_FULL)
             return
         entry = demand.take_returning(event.caller, event.mark) or self._new_entry(event, demand)
@@ -391,11 +412,12 @@ class Scheduler:
         replica = self.state.replicas.get(event.replica)
         if replica is None:
             return
+        demand = self.state.demand_of(replica)
         self.orders.remove_replica(replica, f"its replica is gone ({event.cause.value})")
-        was_asked = replica.phase in (Phase.STOPPING, Phase.DRAINING)
+        is_unloaded = replica.phase is Phase.DRAINING and demand.is_held_down
+        was_asked = replica.phase is Phase.STOPPING or is_unloaded
         if not was_asked and event.cause is not StopCause.ASKED:
-            failure = Failure(event.cause, event.detail, event.permanent)
-            self._failed(self.state.demand_of(replica), replica, failure)
+            self._failed(demand, replica, Failure(event.cause, event.detail, event.permanent))
 
     def _silent(self, event: ReplicaSilent) -> None:
         """One that answers nothing is ended and replaced; what runs on it would never end."""

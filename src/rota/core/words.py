@@ -21,6 +21,8 @@ RETRY_MS_MAX = 60_000
 """Bounds on what a caller is told. SDKs of 2024 and 2025 ignore a `Retry-After` over 60 s."""
 RETRY_JITTER_MS = 2_000
 """Spread over those who wait. Answers are whole seconds, so less than two would spread nobody."""
+SLOTLESS_MAX = 1_000
+"""Loads asked for by hand, and leases, that may wait for one model; they are in nobody's queue."""
 NAMES_MAX = 4
 """Models named in one sentence."""
 STOP_MS_EXPECTED = 1_000
@@ -139,7 +141,9 @@ def refusal(state: State, demand: Demand, code: RefusalCode, request: RequestId)
             retry_ms = retry_after_ms(state, demand, request)
             full = f"The queue of {name} is full ({len(demand.waiting)} waiting)."
             heavy = f"The requests that wait hold {state.queue_bytes >> 20} MiB, which is the most."
-            text = full if len(demand.waiting) >= demand.model.queue_max else heavy
+            requests = len(demand.waiting) - demand.slotless
+            is_full = requests >= demand.model.queue_max or demand.slotless >= SLOTLESS_MAX
+            text = full if is_full else heavy
         case RefusalCode.MODEL_BUSY:
             retry_ms = retry_after_ms(state, demand, request)
             text = f"{name} had no free slot in the time this request could wait."
