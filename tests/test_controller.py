@@ -20,6 +20,7 @@ from rota.core.events import (
     Event,
     LeaseReleased,
     NodeJoined,
+    NodeLost,
     Outcome,
     ReplicaReady,
     ReplicaStopped,
@@ -447,6 +448,25 @@ async def test_a_scheduler_that_takes_over_loses_nothing_that_runs_or_waits(
         cluster.ready("r2")
         await until(lambda: third.handle is not None)
         await third.finish()
+
+
+async def test_a_second_break_at_once_is_mended_too(tmp_path: Path) -> None:
+    """It cost the order to start a replica; without another scheduler nobody would start it."""
+    async with running(entry("a"), state_dir=tmp_path) as (controller, cluster):
+        with broken_on(TimePassed):
+            controller.post(TimePassed())
+        with broken_on(NodeLost, is_late=True):
+            asker = Asker(controller, "a", "one")
+            await asyncio.sleep(0)
+            cluster.orders.clear()  # as if its order had been lost with the step
+            cluster.running.clear()
+            controller.post(NodeLost("nowhere"))
+        assert not cluster.orders
+        await until(lambda: bool(cluster.orders))
+        started = cluster.orders[0].replica
+        cluster.ready(started)
+        await until(lambda: asker.handle is not None)
+        await asker.finish()
 
 
 async def test_a_lease_that_a_new_scheduler_takes_over_is_the_same_one(tmp_path: Path) -> None:

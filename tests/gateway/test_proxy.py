@@ -42,6 +42,7 @@ async def test_request_and_answer_pass_untouched(path: str) -> None:
         "Authorization": "Bearer sk-secret",
         "X-Api-Key": "sk-secret",
         "Cookie": "sk-secret",
+        "Api-Key": "sk-secret",
         "Connection": "keep-alive, X-Private",
         "X-Private": "sk-secret",
         "TE": "trailers",

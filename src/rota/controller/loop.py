@@ -121,14 +121,16 @@ class Loop:
         self._departures: dict[str, asyncio.Future[None]] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms: int | None = None
+        self._rebuilding: asyncio.TimerHandle | None = None  # for a break too soon after another
 
     def open(self) -> None:
         """Begin; to be called in the event loop."""
         self._loop = asyncio.get_running_loop()
 
     def close(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
+        for alarm in (self._alarm, self._rebuilding):
+            if alarm is not None:
+                alarm.cancel()
 
     @property
     def state(self) -> State:
@@ -293,11 +295,19 @@ class Loop:
             if caller is not None and not caller.answer.done():
                 caller.answer.set_exception(error)
         if now_ms >= self._next_rebuild_ms:
-            self._next_rebuild_ms = now_ms + REBUILD_EVERY_MS
             self._rebuild(now_ms)
+        elif self._rebuilding is None:  # what this step has ordered is lost for the present one
+            at_s = (self._next_rebuild_ms + 1) / 1_000
+            self._rebuilding = self._loop.call_at(at_s, self._rebuild_late)
+
+    def _rebuild_late(self) -> None:
+        self._rebuilding = None
+        self._rebuild(self.now_ms())
+        self.post(TimePassed())
 
     def _rebuild(self, now_ms: int) -> None:
         """Let a new scheduler take over. Nothing that serves or waits is lost; ages begin anew."""
+        self._next_rebuild_ms = now_ms + REBUILD_EVERY_MS
         broken = self.scheduler
         self.scheduler = self._new_scheduler(broken.orders.replica_count)
         self.recorder = Recorder(self.scheduler)

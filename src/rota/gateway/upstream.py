@@ -22,7 +22,8 @@ HOP_BY_HOP = frozenset(
 # Ours to say towards the engine, or a secret between the client and rota.
 NOT_SENT = frozenset(
     HOP_BY_HOP
-    | {b"host", b"content-length", b"expect", b"authorization", b"x-api-key", b"cookie"}
+    | {b"host", b"content-length", b"expect"}
+    | {b"authorization", b"x-api-key", b"api-key", b"cookie"}
 )  # fmt: skip
 # For an answer that is looked into: it must come as it is.
 NOT_SENT_TO_READ = NOT_SENT | {b"accept-encoding"}
