@@ -13,16 +13,20 @@ from rota.core.effects import RefusalCode, Refuse
 from rota.core.events import (
     GrantEnded,
     LoadAsked,
+    NodeJoined,
+    NodeLost,
     Outcome,
     ReplicaReady,
     ReplicaStopped,
     RequestArrived,
     RequestCancelled,
+    Running,
     StopCause,
     TimePassed,
     UnloadAsked,
 )
 from rota.core.scheduler import Scheduler
+from rota.core.types import Device, Phase, Placement
 from tests.core.makers import Stage, granted, model, refusals, started, stopped
 
 MINUTE_MS = 60_000
@@ -238,3 +242,18 @@ def test_a_caller_s_own_defaults_stand_in_for_the_model_s(
     stage.feed(GrantEnded("q", outcome, is_tool_call))
     demand = stage.scheduler.state.demands["a"]
     assert max(demand.held_until_ms - stage.now_ms, 0) == expected
+
+
+def test_a_replica_that_a_node_brings_back_stands_for_those_who_were_told() -> None:
+    """Seed 20116: and who waited for a load now waits for a slot, by its own bound on that."""
+    stage = Stage(model("a"))
+    stage.ask("a", "ann")
+    stage.feed(ReplicaReady("r1"))
+    stage.feed(NodeLost("n0"))
+    told = RequestArrived("told", "a", "ben", activation_wait_ms=0, queue_wait_ms=0)
+    assert refusals(stage.feed(told)) == ["model_waiting"]
+    stage.feed(RequestArrived("hasty", "a", "cleo", queue_wait_ms=5_000))
+    runs = Running("r1", "a", Placement("n0", ("d0",), (8,)), Phase.READY, grants=("q1",))
+    back = stage.feed(NodeJoined("n0", (Device("d0", 10),), (runs,)), after_ms=10_000)
+    assert refusals(back) == ["model_busy"]
+    assert stage.scheduler.state.demands["a"].is_owed

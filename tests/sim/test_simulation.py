@@ -14,6 +14,7 @@ from rota.sim.run import SimulationError, drained_ms, simulate
 
 SEEDS_THAT_FAILED = {
     5: "a node was back with a model that had been unloaded by hand before it was lost",
+    20116: "who waited for a load was not looked at when a node brought back a replica",
 }
 ENDLESS_SEEDS_THAT_FAILED = {
     8: "all of a barrier's set was leaving, and it was still waited for as for work",
