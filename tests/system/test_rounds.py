@@ -307,11 +307,13 @@ class Rounds:
                 is_right = done("unload", name, since_s) > 0
             case 502, "engine_failed":
                 is_right = done("end", name, since_s) > 0
+            case 502, "replica_gone":  # it was asked once more, and met another end
+                is_right = done("end", name, since_s) > 1
             case _:
                 is_right = False
         may_return = error["code"] not in (
             *("model_not_found", "model_off", "not_loaded", "no_room"),
-            *("model_unloaded", "engine_failed"),
+            *("model_unloaded", "engine_failed", "replica_gone"),
         )
         if is_right and error["message"] and (again is not None) == may_return:
             self.seen[error["code"]] += 1
