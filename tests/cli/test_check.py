@@ -72,6 +72,15 @@ def test_ok_for_programs(tmp_path: Path) -> None:
     assert len(answer["warnings"]) == 1
 
 
+def test_one_slot_is_not_slots(tmp_path: Path) -> None:
+    path = tmp_path / "rota.yaml"
+    path.write_text(
+        'models: {a: {cmd: "sh ${PORT}", memory: 1GiB, concurrency: 1, scaling: {max: 1}}}'
+    )
+    result = CliRunner().invoke(main, ["check", str(path)])
+    assert "a: takes 1 GiB, 1 slot, steps" in result.stdout
+
+
 def test_problems(tmp_path: Path) -> None:
     path = tmp_path / "rota.yaml"
     path.write_text("modles: {}\n")
@@ -121,6 +130,7 @@ def test_version_and_help() -> None:
     for verb in ("serve", "check", "ps", "load", "unload", "demo"):
         assert f"\n  {verb} " in result.output
         assert CliRunner().invoke(main, [verb, "--help"]).exit_code == 0
+    assert "..." not in result.output.partition("Commands:")[2]  # each verb's line is whole
 
 
 @pytest.mark.parametrize(

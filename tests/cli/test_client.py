@@ -145,11 +145,11 @@ def test_ps_says_what_keeps_a_replica(facts: dict[str, object], said: str) -> No
 
 
 def test_ps_shows_nothing_that_a_terminal_obeys() -> None:
-    odd = {**WAITING, "name": "[red]\x1b[2Jbig", "reason": "a\nb"}
+    odd = {**WAITING, "name": "[red]\x1b[2Jbig", "reason": "a\n    b\r\n  c"}
     with fake(status=(200, {"models": [odd], "devices": []})) as server:
         result = run(server, "ps")
     assert result.stdout.splitlines()[1].split() == ["[red]", "[2Jbig", "waiting", "3"]
-    assert result.stdout.splitlines()[2:] == ["  a b"]
+    assert result.stdout.splitlines()[2:] == ["  a b c"]
 
 
 def test_ps_of_long_last_words_keeps_its_columns() -> None:

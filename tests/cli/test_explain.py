@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
@@ -37,9 +38,13 @@ def ask(rota: Served, model: str, request_id: str) -> str:
     headers = {"X-Request-Id": request_id} if request_id else {}
     headers |= {"Content-Type": "application/json", "X-Conversation-Id": "a secret plan"}
     request = Request(f"{rota.url}/v1/chat/completions", body.encode(), headers)
-    with urlopen(request, timeout=BOUND_S) as answer:
-        answer.read()
-        return str(answer.headers["X-Request-Id"])
+    try:
+        with urlopen(request, timeout=BOUND_S) as answer:
+            answer.read()
+            return str(answer.headers["X-Request-Id"])
+    except HTTPError as refused:
+        refused.close()  # it holds a socket, and is kept by whoever waits for this thread
+        raise
 
 
 def wait_for_rows(rota: Served, kinds: list[str]) -> list[Json]:

@@ -52,10 +52,10 @@ def test_lease_for_programs() -> None:
 
 
 def test_lease_of_a_model_that_is_not_there() -> None:
-    with fake(leases=(409, refusal("not_loaded", "smol is not loaded"))) as server:
+    with fake(leases=(409, refusal("not_loaded", "`load: true` would do"))) as server:
         result = run(server, "lease", "smol")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "error: smol is not loaded\n"
+    assert result.stderr == "error: smol is not loaded; --load brings it up first\n"
 
 
 def test_lease_waits_for_a_load_however_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +95,7 @@ def test_release() -> None:
 def test_leases() -> None:
     with fake(leases=(200, {"leases": [ACTIVE], "ended": [ENDED]})) as server:
         lines = run(server, "leases").stdout.splitlines()
+        assert lines == [line.rstrip() for line in lines]
         assert lines[0].split() == [
             "LEASE",
             "MODEL",

@@ -43,8 +43,7 @@ def _refuse(invalid: InvalidConfig, *, as_json: bool) -> None:
         return
     for line in invalid.message.splitlines():
         click.echo(f"error: {printable(line)}", err=True)
-    count = len(invalid.problems)
-    click.echo(f"{count} {'problem' if count == 1 else 'problems'}", err=True)
+    click.echo(_count(len(invalid.problems), "problem"), err=True)
 
 
 def _say(config: Config) -> None:
@@ -81,12 +80,16 @@ def _say_model(entry: ModelConfig) -> str:
     # Only llama.cpp's are measured by their file, and this one could not be read.
     is_unknown = isinstance(entry.engine, LlamaCppEngine) and entry.model.memory_mib is None
     takes = "takes what its file will say" if is_unknown else f"takes {needs_of(entry.model)}"
-    parts = [takes, f"{entry.model.slots} slots"]
+    parts = [takes, _count(entry.model.slots, "slot")]
     if scaling.kind == "on demand":
         parts.append(f"steps down after {idle}" if scaling.idle_timeout_ms else "stays once loaded")
     if entry.aliases:
         parts.append(f"also called {', '.join(entry.aliases)}")
     return ", ".join(parts)
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" + ("" if n == 1 else "s")
 
 
 def _as_json(config: Config) -> dict[str, Any]:

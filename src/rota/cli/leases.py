@@ -13,7 +13,7 @@ import click
 from rota.cli.admin import Admin, Json
 from rota.cli.client import say_seconds, watch
 from rota.cli.text import print_table, printable
-from rota.errors import CapacityError
+from rota.errors import CapacityError, RequestError
 
 PAUSE_S = 2.0
 """Between two tries for a model whose load takes longer than rota keeps a caller waiting."""
@@ -30,6 +30,11 @@ def take(url: str, model: str, *, ttl_ms: int, reason: str, load: bool, as_json:
             watch(admin, model, pending, began_s)
         try:
             answer = pending.result()
+        except RequestError as error:
+            if load or error.code != "not_loaded":
+                raise
+            hint = f"{model} is not loaded; --load brings it up first"
+            raise RequestError(hint, code=error.code, status=error.status) from error
         except CapacityError as error:
             if not load or error.code not in _ON_THE_WAY:
                 raise

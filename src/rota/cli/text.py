@@ -7,13 +7,19 @@ terminal's cursor, line breaks that forge a line of the log.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Iterable
 from typing import TextIO
 
+import click
+
+_LINE_BREAK = re.compile(r"\s*[\r\n]\s*")
+
 
 def printable(text: str) -> str:
-    """One line without control characters."""
+    """One line without control characters; a line break is a space, with what indents the next."""
+    text = _LINE_BREAK.sub(" ", text)
     return "".join(character if character.isprintable() else " " for character in text)
 
 
@@ -34,7 +40,10 @@ def print_table(titles: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Non
     table.add_column(titles[-1], overflow="fold")
     for cells in rows:
         table.add_row(*map(printable, cells))
-    console.print(table, markup=False, highlight=False)
+    with console.capture() as shown:
+        console.print(table, markup=False, highlight=False)
+    for line in shown.get().splitlines():
+        click.echo(line.rstrip())
 
 
 class OneLine(logging.Formatter):

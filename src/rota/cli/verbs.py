@@ -56,7 +56,7 @@ def main() -> None:
     rota ps                         who is loaded, who waits, and for what
     rota queue                      each caller who waits, and how long still
     rota explain ID                 what became of one request, and why
-    rota lease MODEL                keep a model though no request runs on it
+    rota lease MODEL                keep a model where it is for some time
 
     Exit codes: 0 done; 1 failed; 2 wrong usage; 3 not now, try again; 4 nothing answers.
     """
@@ -65,6 +65,7 @@ def main() -> None:
 _FILE = click.Path(path_type=Path)
 _url = click.option(
     "--url",
+    metavar="URL",
     envvar="ROTA_URL",
     default="http://127.0.0.1:8080",
     show_default=True,
@@ -169,7 +170,7 @@ def unload(model: str | None, every: bool, grace_s: float | None, url: str, as_j
     from rota.cli.client import unload as run
 
     if (model is None) != every:
-        raise click.UsageError("name a model, or say --all")
+        raise click.UsageError("name a model, or say --all; not both")
     run(url, model, grace_s=grace_s, as_json=as_json)
 
 
@@ -198,10 +199,10 @@ def lease(
     url: str,
     as_json: bool,
 ) -> None:
-    """Keep MODEL where it is though no request runs on it; print the lease's ID.
+    """Keep MODEL where it is for some time; print the lease's ID.
 
-    It keeps its replica from leaving until it is released or runs out. The file's `lease_ttl_max`
-    bounds it, renewals included.
+    Its replica does not leave, though no request runs on it, until the lease is released or runs
+    out. The file's `lease_ttl_max` bounds it, renewals included.
     """
     from rota.cli import leases as run
 
@@ -228,7 +229,7 @@ def release(lease_id: str, url: str, as_json: bool) -> None:
 @_url
 @_json
 def leases(url: str, as_json: bool) -> None:
-    """Show who keeps which model by a lease, and which leases ended lately."""
+    """Show who keeps which model, and which leases ended lately."""
     from rota.cli.leases import leases as run
 
     run(url, as_json=as_json)
@@ -239,9 +240,10 @@ def leases(url: str, as_json: bool) -> None:
 @_url
 @_json
 def pin(model: str, url: str, as_json: bool) -> None:
-    """Keep MODEL, once loaded, until `rota unpin`: it does not leave to make room.
+    """Keep MODEL, once it is loaded, until `rota unpin`.
 
-    For as long as this rota runs; `pinned: true` in the file is for good.
+    It does not leave to make room and never steps down, for as long as this rota runs;
+    `pinned: true` in the file is for good.
     """
     from rota.cli.leases import pin as run
 
