@@ -221,8 +221,6 @@ def _indexes_are_true(state: State) -> None:
         assert lease.id in state.replicas[lease.replica].leases, lease
     keeping = {n for n, d in state.demands.items() if d.is_pinned or d.model.scaling.is_always}
     assert set(state.keeping) == keeping, (set(state.keeping), keeping)
-    held = {n for n, d in state.demands.items() if d.held_until_ms > state.now_ms}
-    assert set(state.held) == held, (set(state.held), held)
 
 
 def _room_is_used(state: State) -> None:

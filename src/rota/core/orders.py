@@ -263,8 +263,6 @@ class Orders:
         demand, now_ms = self.state.demand_of(replica), self.state.now_ms
         replica.last_use_ms = now_ms
         demand.hold_for(caller, now_ms + hold_ms, now_ms)
-        if demand.held_until_ms > now_ms:
-            self.state.held[demand.model.name] = demand
         self.state.note_use(replica)
         if replica.phase is Phase.DRAINING and not replica.is_busy:
             self.stop(replica, replica.stop_why)

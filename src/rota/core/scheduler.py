@@ -637,8 +637,6 @@ class Scheduler:
             self._forget(demand)
         if self.state.leases:
             self._expire_leases(demand)
-        if demand.held_until_ms <= self.state.now_ms:
-            self.state.held.pop(demand.model.name, None)
         self._step_down(demand)
         if demand.is_loading and demand.place() is None:
             self.orders.is_room_stale = True  # it may be called off

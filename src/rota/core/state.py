@@ -526,7 +526,6 @@ class State:
         loose: the replicas that are idle or loading: of those some may leave at once.
         exclusive: the replicas beside which nothing is started while they work.
         closed: the replicas that stand behind a barrier.
-        held: the models that were lately held, so that those who wait can be told.
         keeping: the models of which some replicas may not leave for another's sake.
         lost: the nodes that were lost and are not back.
         queue_bytes: request bodies held by the waiting.
@@ -544,7 +543,6 @@ class State:
     loose: dict[ReplicaId, Replica] = field(default_factory=dict)
     exclusive: dict[ReplicaId, Replica] = field(default_factory=dict)
     closed: set[ReplicaId] = field(default_factory=set)
-    held: dict[ModelName, Demand] = field(default_factory=dict)
     keeping: dict[ModelName, Demand] = field(default_factory=dict)
     lost: set[NodeId] = field(default_factory=set)
     queue_bytes: int = 0

@@ -8,11 +8,12 @@ pause that every SDK obeys, so that three tries of an unmodified one cover four 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
+from itertools import islice
 from typing import assert_never
 from zlib import crc32
 
 from rota.core.effects import Refusal, RefusalCode, Tell, WaitKind
-from rota.core.room import fits_somewhere, free_place, holders
+from rota.core.room import best_plan, fits_somewhere, free_place, goers, holders
 from rota.core.state import Demand, Replica, State
 from rota.core.types import Model, ModelName, Phase, ReplicaId, RequestId
 
@@ -23,6 +24,8 @@ RETRY_JITTER_MS = 2_000
 """Spread over those who wait. Answers are whole seconds, so less than two would spread nobody."""
 SLOTLESS_MAX = 1_000
 """Loads asked for by hand, and leases, that may wait for one model; they are in nobody's queue."""
+PLANNED_MAX = 100
+"""In a fleet of more replicas than this nobody is planned for only to be named."""
 NAMES_MAX = 4
 """Models named in one sentence."""
 STOP_MS_EXPECTED = 1_000
@@ -88,8 +91,9 @@ def reason(state: State, demand: Demand) -> Tell:
     if demand.replicas_wanted() > 0 and demand.is_doubtful:
         text = f"{name} failed {demand.failures} times in a row and makes nobody leave for now"
         return tell(WaitKind.ROOM, text)
+    in_the_way = _in_the_way(state, demand)
     if demand.replicas_wanted() > 0:
-        held = _names(_held(state))
+        held = _names(r.model.name for r in in_the_way if _is_held(state, r))
         if held:
             return tell(WaitKind.HOLD, f"{held} is kept a little for its caller's next request")
         if state.exclusive and free_place(state, demand.model, {}) is not None:
@@ -97,9 +101,12 @@ def reason(state: State, demand: Demand) -> Tell:
             return tell(WaitKind.WORK, f"{working} bears no load beside its work")
         if state.lost and not fits_somewhere(state, demand.model):
             return tell(WaitKind.ROOM, f"waiting for node {', '.join(sorted(state.lost))}")
-    in_the_way = _in_the_way(state) or "memory"
-    leased = _leased(state, state.replicas)
-    return tell(WaitKind.WORK, f"waiting for {in_the_way} to come free{leased}")
+        first = _names(other for other in state.wanting if state.demands[other].promise)
+        if first and not in_the_way:
+            return tell(WaitKind.TURN, f"what comes free is promised to {first}")
+    names = _names(replica.model.name for replica in in_the_way) or "memory"
+    leased = _leased(state, {replica.id for replica in in_the_way})
+    return tell(WaitKind.WORK, f"waiting for {names} to come free{leased}")
 
 
 def start_reason(demand: Demand) -> str:
@@ -231,21 +238,25 @@ def _models(state: State, replicas: Iterable[ReplicaId]) -> Iterator[ModelName]:
     return (state.replicas[r].model.name for r in sorted(replicas) if r in state.replicas)
 
 
-def _held(state: State) -> Iterator[ModelName]:
-    """The models that are idle and kept for someone."""
-    for name, demand in state.held.items():
-        is_held = demand.held_until_ms > state.now_ms
-        if is_held and any(replica.is_idle for replica in demand.ready()):
-            yield name
+def _is_held(state: State, replica: Replica) -> bool:
+    return replica.is_idle and state.demand_of(replica).held_until_ms > state.now_ms
 
 
 def _leased(state: State, replicas: Container[ReplicaId]) -> str:
-    """What the oldest lease among these is for, if it says."""
+    """That one of these is leased, and what for, if that is said: of several the oldest lease."""
     for lease in state.leases.values():
-        if lease.reason and lease.replica in replicas:
-            return f" ({state.replicas[lease.replica].model.name} is leased: {lease.reason})"
+        if lease.replica in replicas:
+            reason = f": {lease.reason}" if lease.reason else ""
+            return f" ({state.replicas[lease.replica].model.name} is leased{reason})"
     return ""
 
 
-def _in_the_way(state: State) -> str:
-    return _names(r.model.name for r in state.replicas.values() if r.placement.devices)
+def _in_the_way(state: State, demand: Demand) -> list[Replica]:
+    """Whose end is waited for: of a fleet that is not large those who would be made to leave if
+    they could; of a large one, some of all who hold memory."""
+    if len(state.replicas) <= PLANNED_MAX:
+        found = best_plan(state, demand.model, {}, goers(state))
+        victims = () if found is None else found.victims
+        return [state.replicas[victim] for victim in victims]
+    placed = (r for r in state.replicas.values() if r.placement.devices)
+    return list(islice(placed, NAMES_MAX + 1))

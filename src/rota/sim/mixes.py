@@ -7,7 +7,7 @@ no reason to be there; `tests/sim/test_mixes.py` asserts that each has one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from rota.core.types import Model, ModelName, Rules, Scaling
@@ -40,13 +40,12 @@ class Mix:
         return self.play(replace(Rules(), **{self.rule: False}))
 
 
-def table() -> list[str]:
-    """Every mix with its rule on and off, side by side."""
-    lines = [f"{'':<66} {'rule':<16} {'on':>8} {'off':>8}"]
+def table() -> Iterator[str]:
+    """Every mix with its rule on and off, side by side; a line as soon as it has been played."""
+    yield f"{'':<66} {'rule':<16} {'on':>8} {'off':>8}"
     for mix in MIXES:
         on, off = _shown(mix.with_rule()), _shown(mix.without_rule())
-        lines.append(f"{mix.name + ': ' + mix.figure:<66} {mix.rule:<16} {on:>8} {off:>8}")
-    return lines
+        yield f"{mix.name + ': ' + mix.figure:<66} {mix.rule:<16} {on:>8} {off:>8}"
 
 
 def _shown(figure: float | None) -> str:
