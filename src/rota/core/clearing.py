@@ -60,7 +60,7 @@ class Clearing:
                 outlook.note(rank, demand.promise, is_closed=is_closed)
             elif demand.replicas_wanted():
                 outlook.is_someone_left = True
-            self.orders.tell(demand)
+            self.orders.tell(demand, outlook)
         self._close({} if outlook is None else outlook.closing)
 
     def _decide(self, demand: Demand, rank: Rank, outlook: Outlook) -> bool:

@@ -22,6 +22,7 @@ from rota.core.effects import (
     Start,
     Stop,
 )
+from rota.core.room import Outlook
 from rota.core.state import (
     Barrier,
     Demand,
@@ -290,12 +291,16 @@ class Orders:
         self.drop_promise(demand)
         self.review(demand)
 
-    def tell(self, demand: Demand) -> None:
-        """Say what a model's callers wait for, when it has changed."""
+    def tell(self, demand: Demand, outlook: Outlook | None = None) -> None:
+        """Say what a model's callers wait for, when it has changed. Who waits for room is told by
+        the walk that changed something about it."""
         if not demand.waiting and demand.missing is None:
             demand.telling = None
             return
-        tell = words.reason(self.state, demand)
+        waits_for_room = demand.model.name in self.state.wanting
+        if waits_for_room and outlook is None and demand.telling is not None:
+            return
+        tell = words.reason(self.state, demand, outlook)
         known = demand.telling
         if known is None or (known.kind, known.text) != (tell.kind, tell.text):
             demand.telling = tell

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from rota.core.eviction import Candidate, Cost, Plan, plan, value
 from rota.core.ledger import DeviceKey, DeviceRoom
@@ -17,6 +18,10 @@ from rota.core.types import Device, Model, ModelName, NodeId, Phase, Placement, 
 
 Claims = Mapping[DeviceKey, int]
 """MiB promised to earlier demands, by device."""
+PLANNED_MAX = 100
+"""In a fleet of more replicas than this nobody is planned for only to be named."""
+NAMED_MAX = 5
+"""One more than a sentence names, so that it can say that there are others."""
 Shape = tuple[int | None, int, frozenset[str] | None]
 """What matters of a model for where it fits: memory, devices, and which ones."""
 
@@ -43,6 +48,7 @@ class Outlook:
         endless: the shapes for which nothing will make room, as promises stand.
         fitting: whether a shape fits an empty node.
         coming: whether room for a shape may come free some day.
+        named: who is in the way of which shape.
         is_someone_left: whether a demand had its turn and has no promise.
     """
 
@@ -55,6 +61,7 @@ class Outlook:
     endless: set[Shape] = field(default_factory=set)
     fitting: dict[Shape, bool] = field(default_factory=dict)
     coming: dict[Shape, bool] = field(default_factory=dict)
+    named: dict[Shape, list[Replica]] = field(default_factory=dict)
     is_someone_left: bool = False
     unquiet: frozenset[DeviceKey] = field(init=False)
     loose: Sequence[Replica] = field(init=False)
@@ -115,6 +122,13 @@ class Outlook:
             self.endless.add(shape(demand.model))
         return found
 
+    def in_the_way(self, state: State, model: Model) -> list[Replica]:
+        """See the function of this name."""
+        key = shape(model)
+        if key not in self.named:
+            self.named[key] = in_the_way(state, model)
+        return self.named[key]
+
     def note(self, rank: Rank, promise: Promise, *, is_closed: bool) -> None:
         """Take a promise in: what comes later on the walk sees it."""
         for device, mib in promise.placement.shares():
@@ -124,6 +138,17 @@ class Outlook:
         if is_closed:
             for replica_id in promise.closes:
                 self.closing.setdefault(replica_id, rank)
+
+
+def in_the_way(state: State, model: Model) -> list[Replica]:
+    """Whose end is waited for: of a fleet that is not large those who would be made to leave if
+    they could; of a large one, some of all who hold memory."""
+    if len(state.replicas) <= PLANNED_MAX:
+        found = best_plan(state, model, {}, goers(state))
+        victims = () if found is None else found.victims
+        return [state.replicas[victim] for victim in victims]
+    placed = (replica for replica in state.replicas.values() if replica.placement.devices)
+    return list(islice(placed, NAMED_MAX))
 
 
 def unquiet(state: State) -> frozenset[DeviceKey]:

@@ -8,12 +8,11 @@ pause that every SDK obeys, so that three tries of an unmodified one cover four 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
-from itertools import islice
 from typing import assert_never
 from zlib import crc32
 
 from rota.core.effects import Refusal, RefusalCode, Tell, WaitKind
-from rota.core.room import best_plan, fits_somewhere, free_place, goers, holders
+from rota.core.room import Outlook, fits_somewhere, free_place, holders, in_the_way
 from rota.core.state import Demand, Replica, State
 from rota.core.types import Model, ModelName, Phase, ReplicaId, RequestId
 
@@ -24,8 +23,6 @@ RETRY_JITTER_MS = 2_000
 """Spread over those who wait. Answers are whole seconds, so less than two would spread nobody."""
 SLOTLESS_MAX = 1_000
 """Loads asked for by hand, and leases, that may wait for one model; they are in nobody's queue."""
-PLANNED_MAX = 100
-"""In a fleet of more replicas than this nobody is planned for only to be named."""
 NAMES_MAX = 4
 """Models named in one sentence."""
 STOP_MS_EXPECTED = 1_000
@@ -60,8 +57,12 @@ def retry_after_ms(state: State, demand: Demand, request: RequestId) -> int:
     return _bounded(estimate + crc32(request.encode()) % RETRY_JITTER_MS)
 
 
-def reason(state: State, demand: Demand) -> Tell:
-    """What a model's callers wait for."""
+def reason(state: State, demand: Demand, outlook: Outlook | None = None) -> Tell:
+    """What a model's callers wait for.
+
+    Args:
+        outlook: of the walk that asks, which knows what is the same for many.
+    """
     name = demand.model.name
 
     def tell(kind: WaitKind, text: str) -> Tell:
@@ -91,9 +92,10 @@ def reason(state: State, demand: Demand) -> Tell:
     if demand.replicas_wanted() > 0 and demand.is_doubtful:
         text = f"{name} failed {demand.failures} times in a row and makes nobody leave for now"
         return tell(WaitKind.ROOM, text)
-    in_the_way = _in_the_way(state, demand)
+    look = in_the_way if outlook is None else outlook.in_the_way
+    rivals = look(state, demand.model)
     if demand.replicas_wanted() > 0:
-        held = _names(r.model.name for r in in_the_way if _is_held(state, r))
+        held = _names(r.model.name for r in rivals if _is_held(state, r))
         if held:
             return tell(WaitKind.HOLD, f"{held} is kept a little for its caller's next request")
         if state.exclusive and free_place(state, demand.model, {}) is not None:
@@ -102,10 +104,10 @@ def reason(state: State, demand: Demand) -> Tell:
         if state.lost and not fits_somewhere(state, demand.model):
             return tell(WaitKind.ROOM, f"waiting for node {', '.join(sorted(state.lost))}")
         first = _names(other for other in state.wanting if state.demands[other].promise)
-        if first and not in_the_way:
+        if first and not rivals:
             return tell(WaitKind.TURN, f"what comes free is promised to {first}")
-    names = _names(replica.model.name for replica in in_the_way) or "memory"
-    leased = _leased(state, {replica.id for replica in in_the_way})
+    names = _names(replica.model.name for replica in rivals) or "memory"
+    leased = _leased(state, {replica.id for replica in rivals})
     return tell(WaitKind.WORK, f"waiting for {names} to come free{leased}")
 
 
@@ -249,14 +251,3 @@ def _leased(state: State, replicas: Container[ReplicaId]) -> str:
             reason = f": {lease.reason}" if lease.reason else ""
             return f" ({state.replicas[lease.replica].model.name} is leased{reason})"
     return ""
-
-
-def _in_the_way(state: State, demand: Demand) -> list[Replica]:
-    """Whose end is waited for: of a fleet that is not large those who would be made to leave if
-    they could; of a large one, some of all who hold memory."""
-    if len(state.replicas) <= PLANNED_MAX:
-        found = best_plan(state, demand.model, {}, goers(state))
-        victims = () if found is None else found.victims
-        return [state.replicas[victim] for victim in victims]
-    placed = (r for r in state.replicas.values() if r.placement.devices)
-    return list(islice(placed, NAMES_MAX + 1))
