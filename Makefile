@@ -22,7 +22,7 @@ demo: $(DEV)  ## two real models take turns behind one endpoint
 	$(BIN)/rota demo $(ARGS)
 
 test: $(DEV) check  ## lint, types and the tests, within 8 minutes on 2 cores
-	$(BIN)/pytest -q -m 'not slow'
+	$(BIN)/pytest -q -m 'not slow' -n 2 --dist worksteal
 
 test-all: $(DEV)  ## what is slower: SDKs, real models, fresh seeds
 	$(BIN)/pytest -q -m slow
