@@ -55,10 +55,11 @@ class Clearing:
             assert outlook is not None
             while self._decide(demand, rank, outlook):
                 pass
-            if demand.promise is not None:
-                is_closed = self._is_closed(demand, demand.promise)
-                outlook.note(rank, demand.promise, is_closed=is_closed)
-            elif demand.replicas_wanted():
+            promise = demand.promise
+            if promise is not None:
+                is_closed = self._is_closed(demand, promise)
+                outlook.note(rank, promise, is_closed=is_closed)
+            if demand.replicas_wanted() and (promise is None or promise.is_barrier):
                 outlook.is_someone_left = True
             self.orders.tell(demand, outlook)
         self._close({} if outlook is None else outlook.closing)

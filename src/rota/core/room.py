@@ -49,7 +49,7 @@ class Outlook:
         fitting: whether a shape fits an empty node.
         coming: whether room for a shape may come free some day.
         named: who is in the way of which shape.
-        is_someone_left: whether a demand had its turn and has no promise.
+        is_someone_left: whether a demand had its turn and still waits for work to end.
     """
 
     state: State
