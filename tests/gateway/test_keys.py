@@ -13,7 +13,8 @@ import pytest
 from rota.config.values import KeyConfig
 from rota.core.types import Model, Scaling
 from rota.gateway.intake import identify_caller
-from rota.gateway.keys import Terms, authenticate, key_of, terms_for
+from rota.gateway.keys import authenticate, key_of
+from rota.gateway.terms import Terms, terms_of
 from tests.gateway.conftest import start_gateway
 from tests.gateway.fakes import answering
 from tests.gateway.wire import CHAT, ask, chat
@@ -124,34 +125,63 @@ async def test_a_key_reaches_no_engine_and_no_log(caplog: pytest.LogCaptureFixtu
 MODEL = Model("m", Scaling(0, 1, 0), None, patience_ms=300_000)
 
 
+def terms(
+    priority: int | None = None,
+    hold_ms: int | None = None,
+    default_holds_ms: tuple[int | None, int | None] = (None, None),
+    patience_ms: int | None = None,
+) -> Terms:
+    return Terms(
+        priority=priority,
+        hold_ms=hold_ms,
+        default_holds_ms=default_holds_ms,
+        patience_ms=patience_ms,
+    )
+
+
 @pytest.mark.parametrize(
     ("facts", "stated", "expected"),
     [
         # What a key says goes for requests that say nothing.
-        ({}, (None, None), Terms()),
+        ({}, (None, None), terms()),
         (
             {"hold_ms": 5, "hold_finished_ms": 4, "patience_ms": 9, "priority": -3},
             (None, None),
-            Terms(-3, None, (5, 4), 9),
+            terms(-3, None, (5, 4), 9),
         ),
-        ({"hold_ms": 5}, (0, None), Terms(None, 0, (5, None))),
+        ({"hold_ms": 5}, (0, None), terms(None, 0, (5, None))),
         # Patience under the model's needs the key's leave; over it, anyone may be patient.
-        ({}, (None, 0), Terms(patience_ms=300_000)),
-        ({}, (None, 299_999), Terms(patience_ms=300_000)),
-        ({}, (None, 400_000), Terms(patience_ms=400_000)),
-        ({"patience_ms_min": 0}, (None, 0), Terms(patience_ms=0)),
-        ({"patience_ms_min": 60_000}, (None, 0), Terms(patience_ms=60_000)),
-        ({"patience_ms_min": 60_000}, (None, 90_000), Terms(patience_ms=90_000)),
-        ({"patience_ms_min": 900_000}, (None, 300_000), Terms(patience_ms=300_000)),
+        ({}, (None, 0), terms(patience_ms=300_000)),
+        ({}, (None, 299_999), terms(patience_ms=300_000)),
+        ({}, (None, 400_000), terms(patience_ms=400_000)),
+        ({"patience_ms_min": 0}, (None, 0), terms(patience_ms=0)),
+        ({"patience_ms_min": 60_000}, (None, 0), terms(patience_ms=60_000)),
+        ({"patience_ms_min": 60_000}, (None, 90_000), terms(patience_ms=90_000)),
+        ({"patience_ms_min": 900_000}, (None, 300_000), terms(patience_ms=300_000)),
         # A key that is impatient by itself may say so too.
-        ({"patience_ms": 10_000}, (None, 20_000), Terms(patience_ms=20_000)),
-        ({"patience_ms": 10_000}, (None, 0), Terms(patience_ms=10_000)),
+        ({"patience_ms": 10_000}, (None, 20_000), terms(patience_ms=20_000)),
+        ({"patience_ms": 10_000}, (None, 0), terms(patience_ms=10_000)),
     ],
 )
 async def test_what_a_key_decides(
     facts: dict[str, int], stated: tuple[int | None, int | None], expected: Terms
 ) -> None:
-    assert terms_for(key("k", "k", **facts), MODEL, *stated) == expected
+    scope = {"type": "http", "path": CHAT, "headers": [(b"x-api-key", b"k")]}
+    authenticate(scope, {"k": key("k", "k", **facts)})
+    names = (b"x-rota-hold-ms", b"x-rota-patience-ms")
+    said = zip(names, stated, strict=True)
+    headers = {name: str(ms).encode() for name, ms in said if ms is not None}
+    assert terms_of(scope, headers, MODEL) == expected
+
+
+async def test_without_keys_a_request_has_what_it_states() -> None:
+    headers = {b"x-rota-patience-ms": b"0", b"x-stainless-read-timeout": b"20"}
+    assert terms_of({"type": "http", "path": CHAT}, headers, MODEL) == Terms(
+        hold_ms=None,
+        patience_ms=0,
+        activation_wait_ms=15_000,
+        queue_wait_ms=15_000,
+    )
 
 
 async def test_terms_reach_the_controller() -> None:

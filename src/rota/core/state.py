@@ -383,11 +383,6 @@ class Demand:
 
     # ── who wants it, how much and since when ────────────────────────────────────────────
 
-    @property
-    def is_wanted(self) -> bool:
-        """Whether anything here may start a load."""
-        return bool(self.waiting or self.told or self.missing)
-
     def oldest(self) -> Entry | None:
         """The caller whose demand this is longest."""
         here, away = self.waiting.oldest(), self.told.oldest()

@@ -12,7 +12,7 @@ from typing import assert_never
 from zlib import crc32
 
 from rota.core.effects import Refusal, RefusalCode, Tell, WaitKind
-from rota.core.room import Outlook, fits_somewhere, free_place, holders, in_the_way
+from rota.core.room import NAMED_MAX, Outlook, fits_somewhere, free_place, holders, in_the_way
 from rota.core.state import Demand, Replica, State
 from rota.core.types import Model, ModelName, Phase, ReplicaId, RequestId
 
@@ -23,7 +23,7 @@ RETRY_JITTER_MS = 2_000
 """Spread over those who wait. Answers are whole seconds, so less than two would spread nobody."""
 SLOTLESS_MAX = 1_000
 """Loads asked for by hand, and leases, that may wait for one model; they are in nobody's queue."""
-NAMES_MAX = 4
+NAMES_MAX = NAMED_MAX - 1
 """Models named in one sentence."""
 STOP_MS_EXPECTED = 1_000
 """What an engine that obeys SIGTERM takes to end, with room to spare."""

@@ -11,12 +11,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from starlette.types import Scope
 
 from rota.config.values import KeyConfig
-from rota.core.types import Model
 from rota.errors import RequestError
 
 CHALLENGE = [(b"www-authenticate", b"Bearer")]
@@ -25,16 +23,6 @@ _OPEN = frozenset({"/", "/health", "/running", "/unload", "/queue"})
 _OPEN_BELOW = ("/rota/", "/upstream/")
 _STATE = "key"  # its name in a scope's state
 _SOCKET_KEY = b"openai-insecure-api-key."  # how pages send it, for whom headers are out of reach
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """How a request is to be served, where it or its key says so; None = as its model is."""
-
-    priority: int | None = None
-    hold_ms: int | None = None
-    default_holds_ms: tuple[int | None, int | None] = (None, None)
-    patience_ms: int | None = None
 
 
 def authenticate(scope: Scope, keys: Mapping[str, KeyConfig]) -> None:
@@ -66,26 +54,6 @@ def key_of(scope: Scope) -> KeyConfig | None:
     key = scope.get("state", {}).get(_STATE)
     assert key is None or isinstance(key, KeyConfig), key
     return key
-
-
-def terms_for(key: KeyConfig | None, model: Model, hold: int | None, patience: int | None) -> Terms:
-    """What a request may have of what it states; what it does not state is its key's to say.
-
-    Without keys in the file there is nobody to give leave, and a request may have anything.
-
-    Args:
-        hold: what it states, in milliseconds; None = nothing.
-        patience: the same.
-    """
-    if key is None:
-        return Terms(hold_ms=hold, patience_ms=patience)
-    if patience is None:
-        patience = key.patience_ms
-    else:
-        own_ms = model.patience_ms if key.patience_ms is None else key.patience_ms
-        floor_ms = own_ms if key.patience_ms_min is None else key.patience_ms_min
-        patience = max(patience, min(floor_ms, model.patience_ms))
-    return Terms(key.priority, hold, (key.hold_ms, key.hold_finished_ms), patience)
 
 
 def _secrets(headers: Mapping[bytes, bytes]) -> Iterator[bytes]:

@@ -29,16 +29,14 @@ from rota.gateway.client import BrokenOffError, Client, Response, UnreachableErr
 from rota.gateway.intake import (
     Intake,
     Uploads,
-    declared_wait_ms,
     given_request_id,
     identify_caller,
     mark_of,
     read_intake,
-    stated_ms,
 )
 from rota.gateway.jobs import Copy, Jobs, no_jobs
-from rota.gateway.keys import Terms, key_of, terms_for
 from rota.gateway.surface import Controller, GrantHandle
+from rota.gateway.terms import Terms, terms_of
 from rota.gateway.upstream import (
     GONE,
     NOT_SENT,
@@ -137,21 +135,11 @@ class _Call:
         config = self._controller.config
         name = config.resolve(intake.model)
         entry = config.models.get(name)
-        activation_wait_ms = queue_wait_ms = None
         terms = Terms()
         if entry is not None:
             self._answer.model = name
             self._copy = self._copy_for(entry)
-            terms = terms_for(
-                key_of(self._scope),
-                entry.model,
-                stated_ms(self._headers, b"hold"),
-                stated_ms(self._headers, b"patience"),
-            )
-            declared_ms = declared_wait_ms(self._headers)
-            if declared_ms is not None:
-                activation_wait_ms = min(entry.model.activation_wait_ms, declared_ms)
-                queue_wait_ms = min(entry.model.queue_wait_ms, declared_ms)
+            terms = terms_of(self._scope, self._headers, entry.model)
         caller = identify_caller(self._scope, self._headers)
         clock = asyncio.get_running_loop().time
         asked_at = clock()
@@ -163,12 +151,7 @@ class _Call:
                 caller=caller,
                 mark=mark_of(caller, intake.body),
                 body_bytes=len(intake.body),
-                activation_wait_ms=activation_wait_ms,
-                queue_wait_ms=queue_wait_ms,
-                hold_ms=terms.hold_ms,
-                default_holds_ms=terms.default_holds_ms,
-                patience_ms=terms.patience_ms,
-                priority=terms.priority,
+                **terms,
             ) as grant:
                 self._grant = grant
                 self._answer.loaded, self._answer.waited_ms = grant.loaded, grant.waited_ms

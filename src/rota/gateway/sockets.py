@@ -45,9 +45,10 @@ from rota.gateway.answer import Answer
 from rota.gateway.client import Client, Headers, UnreachableError, request_head
 from rota.gateway.frames import Frames, close_frame
 from rota.gateway.guard import check_admin, check_page
-from rota.gateway.intake import declared_wait_ms, given_request_id, identify_caller, stated_ms
-from rota.gateway.keys import key_of, terms_for
+from rota.gateway.intake import given_request_id, identify_caller
+from rota.gateway.keys import key_of
 from rota.gateway.surface import Controller, GrantHandle
+from rota.gateway.terms import terms_of
 from rota.gateway.upstream import (
     GONE,
     NOT_RETURNED,
@@ -267,24 +268,11 @@ class _Call:
             return await self._open_once(entry, path)
 
     async def _open_once(self, entry: ModelConfig, path: str) -> _Tunnel:
-        declared_ms = declared_wait_ms(self._headers)
-        model = entry.model
-        terms = terms_for(
-            key_of(self._scope),
-            model,
-            stated_ms(self._headers, b"hold"),
-            stated_ms(self._headers, b"patience"),
-        )
         async with self._controller.grant(
             request=self._request,
             model=entry.name,
             caller=identify_caller(self._scope, self._headers),
-            activation_wait_ms=_least(model.activation_wait_ms, declared_ms),
-            queue_wait_ms=_least(model.queue_wait_ms, declared_ms),
-            hold_ms=terms.hold_ms,
-            default_holds_ms=terms.default_holds_ms,
-            patience_ms=terms.patience_ms,
-            priority=terms.priority,
+            **terms_of(self._scope, self._headers, entry.model),
         ) as grant:
             self._answer.loaded, self._answer.waited_ms = grant.loaded, grant.waited_ms
             try:
@@ -569,7 +557,3 @@ def _without_key(headers: Headers) -> Headers:
         if ours:
             kept.append((name, b", ".join(ours)))
     return kept
-
-
-def _least(bound_ms: int, declared_ms: int | None) -> int | None:
-    return None if declared_ms is None else min(bound_ms, declared_ms)
