@@ -48,7 +48,7 @@ def _awaited(demand: Demand, entry: Entry, rank: Rank) -> Row:
     is_free = any(replica.has_slot and replica.takes(rank) for replica in demand.replicas.values())
     if entry.presence is Presence.WAITING or not is_free:
         return {}
-    kept = " and kept for it" if entry.is_owed else ""
+    kept = " and kept for it" if entry.owed_by else ""
     return {"for": "return", "reason": f"{demand.model.name} is ready{kept}", "eta_s": None}
 
 

@@ -256,4 +256,5 @@ def test_a_replica_that_a_node_brings_back_stands_for_those_who_were_told() -> N
     runs = Running("r1", "a", Placement("n0", ("d0",), (8,)), Phase.READY, grants=("q1",))
     back = stage.feed(NodeJoined("n0", (Device("d0", 10),), (runs,)), after_ms=10_000)
     assert refusals(back) == ["model_busy"]
-    assert stage.scheduler.state.demands["a"].is_owed
+    demand = stage.scheduler.state.demands["a"]
+    assert demand.owes(demand.replicas["r1"])

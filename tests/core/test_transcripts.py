@@ -143,7 +143,10 @@ class Stage:
         for name, demand in state.demands.items():
             replicas = " ".join(_say(replica) for replica in demand.replicas.values())
             counts = f"waiting {len(demand.waiting)}, told {len(demand.told)}, "
-            counts += f"left {len(demand.left)}" + (", owed" if demand.is_owed else "")
+            counts += f"left {len(demand.left)}"
+            counts += ", owed" if any(entry.owed_by for entry in demand.told) else ""
+                ", owed" if any(e.owed_by for e in demand.told) else ""
+            )
             yield f"{name} {model_state(state, demand)}: {replicas or 'no replica'}, {counts}"
 
 

@@ -16,6 +16,7 @@ SEEDS_THAT_FAILED = {
     5: "a node was back with a model that had been unloaded by hand before it was lost",
     10177: "a load called off for a later one left memory over for who waited behind a barrier",
     20116: "who waited for a load was not looked at when a node brought back a replica",
+    582222001: "a second replica came up for who was told, and the first, closed, owed it too",
 }
 ENDLESS_SEEDS_THAT_FAILED = {
     8: "all of a barrier's set was leaving, and it was still waited for as for work",

@@ -183,7 +183,7 @@ class Clearing:
         if replica.phase is not Phase.READY:
             return replica.phase is not Phase.STARTING
         is_resident = self._state.now_ms < replica.resident_until_ms
-        return not is_resident and not self._state.demand_of(replica).is_owed
+        return not is_resident and not self._state.demand_of(replica).owes(replica)
 
     def _close(self, closing: Mapping[ReplicaId, Rank]) -> None:
         """8c: who makes way takes no later request; who need not any more is open again."""
@@ -201,7 +201,8 @@ class Clearing:
                 self._state.closed.discard(replica_id)
             else:
                 self._state.closed.add(replica_id)
-            if is_news:
+            self.orders.owes_no_more(replica)
+            if is_news and not demand.is_open:
                 self.orders.turn_cold(demand)
             else:
                 self.orders.review(demand)

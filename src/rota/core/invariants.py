@@ -158,9 +158,11 @@ def _entries_are_in_order(state: State, demand: Demand) -> None:
             assert all(e.starts and e.kind is not EntryKind.LOAD for e in entries), entries
             assert all(entry.forget_ms > now_ms for entry in entries), (model.name, entries)
     for entry in (*demand.waiting, *demand.told, *demand.left):
-        if entry.is_owed:
+        if entry.owed_by is not None:
             assert entry.presence is Presence.TOLD, entry
-            assert demand.is_served, (model.name, "owed by no replica", entry)
+            owing = demand.replicas.get(entry.owed_by)
+            is_there = owing is not None and owing.phase is Phase.READY
+            assert is_there, (model.name, "owed by no replica", entry)
             assert entry.back_ms + OWED_MS > now_ms, entry
 
 
@@ -288,7 +290,7 @@ def _is_kept(state: State, replica: Replica) -> bool:
     """Whether it has yet to come up, is owed, or has not paid for its load."""
     if replica.phase is not Phase.READY:
         return replica.phase is Phase.STARTING
-    return state.now_ms < replica.resident_until_ms or state.demand_of(replica).is_owed
+    return state.now_ms < replica.resident_until_ms or state.demand_of(replica).owes(replica)
 
 
 def _nothing_is_slept_through(state: State, wake_ms: int | None) -> None:
@@ -307,7 +309,7 @@ def _dues(state: State) -> Iterable[tuple[str, int]]:
                 yield f"{entry.request} waits for {name}", _latest_answer_ms(state, demand, entry)
         for entry in (*demand.told, *demand.left):
             yield f"{entry.request} is forgotten by {name}", entry.forget_ms
-            if entry.is_owed:
+            if entry.owed_by is not None:
                 yield f"{entry.request} is owed by {name}", entry.back_ms + OWED_MS
         if name in state.wanting and demand.promise is None:
             yield from _patience_and_holds(state, demand)
@@ -378,7 +380,6 @@ class _Life:
     is_ready: bool = False
     is_stopping: bool = False
     is_useless: bool = False  # it cannot be reached, or answers nothing
-    ready_ms: int = 0
     grants: set[RequestId] = field(default_factory=set)  # and leases
 
 
@@ -386,13 +387,14 @@ _Who = tuple[str, int]
 """A caller, and what tells its requests apart."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Told:
-    """A caller who was told, while the model was not ready, when to be back."""
+    """A caller who was told, while the model was not ready, when to be back, and the replica that
+    became ready for it."""
 
     who: _Who
-    at_ms: int
     back_ms: int
+    owed_by: ReplicaId | None = None
 
 
 COMES_BACK = frozenset(
@@ -467,7 +469,7 @@ class EffectAudit:
                 self.totals |= {(node, device.id): device.memory_mib for device in devices}
                 self.told = {name: [] for name in self.told}  # it may show that nothing will fit
                 for running in event.running:
-                    self._adopt(running, now_ms)
+                    self._adopt(running)
             case NodeLost(node=node):
                 for replica, life in list(self.lives.items()):
                     if life.start.placement.node == node:
@@ -486,16 +488,19 @@ class EffectAudit:
             case RequestCancelled(request=request) | GrantEnded(request=request):
                 is_lost = isinstance(event, GrantEnded) and event.outcome is Outcome.UNREACHABLE
                 for life in self.lives.values():
-                    life.is_useless |= is_lost and request in life.grants
+                    if is_lost and request in life.grants:
+                        life.is_useless = True
+                        self._owes_no_more(life)
                     life.grants.discard(request)
                 if isinstance(event, RequestCancelled) and request in self.asked:
                     self.answered.add(request)
             case ReplicaReady(replica=replica) if replica in self.lives:
                 life = self.lives[replica]
-                if not life.is_ready:
-                    life.is_ready, life.ready_ms = True, now_ms
+                if not life.is_ready and not life.is_stopping:
+                    self._came_up(life)
             case ReplicaSilent(replica=replica) if replica in self.lives:
                 self.lives[replica].is_useless = self.lives[replica].is_ready
+                self._owes_no_more(self.lives[replica])
             case ReplicaStopped(replica=replica) if replica in self.lives:
                 if not self.lives[replica].is_ready:
                     # A load that failed may end its demand without a word.
@@ -508,25 +513,37 @@ class EffectAudit:
             case _:
                 pass
 
+    def _came_up(self, life: _Life) -> None:
+        life.is_ready = True
+        for told in self.told[life.start.model]:
+            if told.owed_by is None:
+                told.owed_by = life.start.replica
+
+    def _owes_no_more(self, life: _Life) -> None:
+        for told in self.told[life.start.model]:
+            if told.owed_by == life.start.replica:
+                told.owed_by = None
+
     def _gone(self, replica: ReplicaId) -> None:
         life = self.lives.pop(replica)
+        self._owes_no_more(life)
         self.gone.add(replica)
         self.taken_down.discard(replica)  # a node that is back with it knows of no unload
         self.taken.subtract(dict(_shares(life.start.placement)))
 
-    def _adopt(self, running: Running, now_ms: int) -> None:
+    def _adopt(self, running: Running) -> None:
         if running.replica in self.lives or running.model not in self.models:
             return
         life = _Life(Start(running.replica, running.model, running.placement, "adopted"))
-        life.is_ready = running.phase is Phase.READY
         life.is_stopping = running.phase is Phase.STOPPING
-        life.ready_ms = now_ms
         life.grants = set(running.grants)
         self.lives[running.replica] = life
         self.taken.update(dict(_shares(running.placement)))
         siblings = [x for x in self.lives.values() if x.start.model == running.model]
         if len(siblings) > self.models[running.model].scaling.max:
             self.taken_down.add(running.replica)
+        if running.phase is Phase.READY:
+            self._came_up(life)
 
     def _leased(self, leased: Leased) -> None:
         """[3] On one that serves; an answer if it was asked for, else a grant went on as this."""
@@ -576,7 +593,7 @@ class EffectAudit:
         assert retry_ms % 1_000 == 0, refuse
         is_for_load = code in (RefusalCode.MODEL_LOADING, RefusalCode.MODEL_WAITING)
         if is_for_load and self.models[model].queue_max >= PLACES_ENOUGH:
-            self.told[model].append(_Told(who, now_ms, now_ms + retry_ms))
+            self.told[model].append(_Told(who, now_ms + retry_ms))
 
     def _started(self, start: Start) -> None:
         """[1, 7, 10]"""
@@ -629,6 +646,6 @@ class EffectAudit:
         owed = [
             told
             for told in self.told[stop.model]
-            if told.at_ms <= life.ready_ms and now_ms < told.back_ms + OWED_MS
+            if told.owed_by == stop.replica and now_ms < told.back_ms + OWED_MS
         ]
         assert not owed, (stop, "is owed", owed)

@@ -146,6 +146,7 @@ class Orders:
         """Forget a replica that is gone, with all that ran on it; its later `GrantEnded` finds
         nothing: a grant ends once."""
         demand = self.state.demand_of(replica)
+        self.owes_no_more(replica)
         del self.state.replicas[replica.id]
         del demand.replicas[replica.id]
         self.state.loose.pop(replica.id, None)
@@ -179,6 +180,8 @@ class Orders:
         replica.phase_since_ms = self.state.now_ms
         replica.closed_for = None
         self.state.closed.discard(replica.id)
+        if phase is not Phase.READY:
+            self.owes_no_more(replica)
         self.state.note_use(replica)
 
     def note_missing(self, demand: Demand) -> None:
@@ -201,9 +204,13 @@ class Orders:
         demand.cold_since_ms = self.state.now_ms
         for entry in demand.waiting:
             entry.met_load = True
-        for entry in demand.told:
-            entry.is_owed = False
         self.review(demand)
+
+    def owes_no_more(self, replica: Replica) -> None:
+        """It is not there any more for those it stood for."""
+        for entry in self.state.demand_of(replica).told:
+            if entry.owed_by == replica.id:
+                entry.owed_by = None
 
     def drop_promise(self, demand: Demand) -> None:
         """Void a promise; what stood closed for it is opened when room is next looked at."""
@@ -310,8 +317,8 @@ class Orders:
 
     def enqueue(self, demand: Demand, entry: Entry) -> None:
         entry.presence = Presence.WAITING
-        self.is_room_stale |= entry.is_owed  # who was kept for it may leave after it
-        entry.is_owed = False
+        self.is_room_stale |= entry.owed_by is not None  # who was kept for it may leave after it
+        entry.owed_by = None
         demand.add(entry)
         demand.slotless += entry.kind is not EntryKind.REQUEST
         demand.review_ms = min(demand.review_ms, self.deadline_ms(demand, entry))
@@ -329,8 +336,8 @@ class Orders:
         """Keep the place of a caller whose request is not here, for a while."""
         entry.presence = presence
         entry.forget_ms = forget_ms
-        self.is_room_stale |= entry.is_owed
-        entry.is_owed = False
+        self.is_room_stale |= entry.owed_by is not None
+        entry.owed_by = None
         self.touch(demand)
         # Bounded like the queue: the latest to go loses its place.
         if len(demand.line(presence)) < demand.model.queue_max:

@@ -268,7 +268,7 @@ def may_go(state: State, replica: Replica, rival: Demand, rank: Rank) -> bool:
     demand = state.demand_of(replica)
     if replica.phase is Phase.STARTING:
         return demand.lead() is None and may_be_called_off(state, replica, rival)
-    if not replica.is_idle or demand.is_owed:
+    if not replica.is_idle or demand.owes(replica):
         return False
     is_held = demand.held_until_ms > state.now_ms
     if is_held and (state.now_ms < replica.resident_until_ms or honours_holds(state, rival)):
@@ -347,7 +347,7 @@ def _rooms(
 def _candidate(state: State, replica: Replica) -> Candidate:
     """As the planner sees it; one that has yet to serve is as good as used this instant."""
     placement = replica.placement
-    has_yet_to_serve = replica.phase is Phase.STARTING or state.demand_of(replica).is_owed
+    has_yet_to_serve = replica.phase is Phase.STARTING or state.demand_of(replica).owes(replica)
     return Candidate(
         replica=replica.id,
         holds_mib=dict(placement.shares()),

@@ -398,13 +398,15 @@ class Scheduler:
         if self.state.rules.residence:
             residence_ms = min(demand.load_ms, demand.model.patience_ms // 2)
             replica.resident_until_ms = self.state.now_ms + residence_ms
-        self._came_up(demand)
+        self._came_up(replica)
 
-    def _came_up(self, demand: Demand) -> None:
+    def _came_up(self, replica: Replica) -> None:
         """A replica serves from now on: it stands for those who were told to come back, and who
         waits for a load now waits for a slot."""
+        demand = self.state.demand_of(replica)
         for entry in demand.told:
-            entry.is_owed = self.state.rules.owed
+            if entry.owed_by is None and self.state.rules.owed:
+                entry.owed_by = replica.id
         self.orders.review(demand)
         self.orders.is_room_stale = True
 
@@ -502,7 +504,7 @@ class Scheduler:
             self.orders.lease(replica, claim, "")
         self.state.note_use(replica)
         if replica.phase is Phase.READY:
-            self._came_up(demand)
+            self._came_up(replica)
         if is_too_many and not replica.is_leaving:
             self._end(replica, "there are more of it than there may be")
 
@@ -653,7 +655,7 @@ class Scheduler:
     def _forget(self, demand: Demand) -> None:
         """Let go of absent callers whose time is over."""
         now_ms = self.state.now_ms
-        for entry in [e for e in demand.told if e.is_owed and e.back_ms + OWED_MS <= now_ms]:
+        for entry in [e for e in demand.told if e.owed_by and e.back_ms + OWED_MS <= now_ms]:
             demand.remove(entry)  # its turn came and it was not there: it starts nothing more
             self.orders.make_absent(demand, entry, Presence.LEFT, entry.forget_ms)
         for line in (demand.told, demand.left):
@@ -668,7 +670,7 @@ class Scheduler:
         for entry in [e for e in demand.waiting if deadline_ms(demand, e) <= now_ms]:
             self._tell_to_return(demand, entry)
         times = [deadline_ms(demand, entry) for entry in demand.waiting]
-        times += [entry.back_ms + OWED_MS for entry in demand.told if entry.is_owed]
+        times += [entry.back_ms + OWED_MS for entry in demand.told if entry.owed_by]
         times += [entry.forget_ms for entry in (*demand.told, *demand.left)]
         demand.review_ms = min(times, default=NEVER_MS)
 

@@ -78,7 +78,7 @@ class Entry:
         arrived_ms: when the present request came.
         back_ms: for one that was told: when it was told to be back.
         forget_ms: when an absent one is forgotten.
-        is_owed: the model became ready for it while it was away.
+        owed_by: the replica that became ready for it while it was away, and stands for it.
         met_load: its request met a load or a wait for room.
         hold_ms, patience_ms: as its request stated them; None = the model's.
         default_holds_ms: see `RequestArrived`.
@@ -105,7 +105,7 @@ class Entry:
     presence: Presence = Presence.WAITING
     back_ms: int = 0
     forget_ms: int = 0
-    is_owed: bool = False
+    owed_by: ReplicaId | None = None
     met_load: bool = False
     claim: LeaseClaim | None = None
     on_replica: ReplicaId | None = None
@@ -367,6 +367,11 @@ class Demand:
         return any(True for _ in self.ready())
 
     @property
+    def is_open(self) -> bool:
+        """Whether a replica is ready and stands behind no barrier."""
+        return any(replica.closed_for is None for replica in self.ready())
+
+    @property
     def is_up(self) -> bool:
         """Whether a replica serves or will."""
         return any(True for _ in self.live())
@@ -376,10 +381,9 @@ class Demand:
         """Whether a replica is on its way."""
         return any(replica.phase is Phase.STARTING for replica in self.replicas.values())
 
-    @property
-    def is_owed(self) -> bool:
-        """Whether a ready replica stands here for callers who were told to come back."""
-        return len(self.told) > 0 and any(entry.is_owed for entry in self.told)
+    def owes(self, replica: Replica) -> bool:
+        """Whether this replica stands here for callers who were told to come back."""
+        return len(self.told) > 0 and any(entry.owed_by == replica.id for entry in self.told)
 
     # ── who wants it, how much and since when ────────────────────────────────────────────
 
