@@ -145,8 +145,6 @@ class Stage:
             counts = f"waiting {len(demand.waiting)}, told {len(demand.told)}, "
             counts += f"left {len(demand.left)}"
             counts += ", owed" if any(entry.owed_by for entry in demand.told) else ""
-                ", owed" if any(e.owed_by for e in demand.told) else ""
-            )
             yield f"{name} {model_state(state, demand)}: {replicas or 'no replica'}, {counts}"
 
 
