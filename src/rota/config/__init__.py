@@ -17,6 +17,7 @@ from rota.config.values import Config
 def load(
     path: Path,
     *,
+    data: bytes | None = None,
     listen: str | None = None,
     state_dir: Path | None = None,
     allow_open: bool = False,
@@ -25,6 +26,7 @@ def load(
 
     Args:
         path: the YAML file; relative paths in it start from its folder.
+        data: what the file holds, or is to hold; None = it is looked up.
         listen: `HOST:PORT`, instead of the file's.
         state_dir: instead of the file's.
         allow_open: listening beyond loopback is wanted, although there are no keys.
@@ -35,4 +37,4 @@ def load(
     """
     from rota.config.loading import load as load_file
 
-    return load_file(path, listen=listen, state_dir=state_dir, allow_open=allow_open)
+    return load_file(path, data=data, listen=listen, state_dir=state_dir, allow_open=allow_open)

@@ -65,14 +65,18 @@ class Document:
         return self._nearest(self.keys, route[:-1])
 
 
-def read(path: Path, complaints: Complaints) -> Document:
+def read(path: Path, complaints: Complaints, data: bytes | None = None) -> Document:
     """Read a file.
+
+    Args:
+        data: what it holds, or would hold; None = it is looked up.
 
     Raises:
         InvalidConfig: there is no tree to look at: unreadable, not text, not YAML, not a
             mapping. Lesser problems go to `complaints`.
     """
-    root = _compose(path, _read_text(path))
+    data = read_bytes(path) if data is None else data
+    root = _compose(path, _decode(path, data))
     document = Document(path)
     if root is None:
         raise InvalidConfig(path, [Problem(Place(), "is empty; it needs `models:` at least")])
@@ -82,18 +86,26 @@ def read(path: Path, complaints: Complaints) -> Document:
     return document
 
 
-def _read_text(path: Path) -> str:
+def read_bytes(path: Path) -> bytes:
+    """What a file holds.
+
+    Raises:
+        InvalidConfig: it cannot be read, or is none.
+    """
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
             raise InvalidConfig(path, [Problem(Place(), f"is {kind}; a YAML file is wanted")])
         with path.open("rb") as file:
-            data = file.read(FILE_BYTES_MAX + 1)
+            return file.read(FILE_BYTES_MAX + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         text = f"cannot be read: {reason.lower()}"
         raise InvalidConfig(path, [Problem(Place(), text)]) from error
+
+
+def _decode(path: Path, data: bytes) -> str:
     if len(data) > FILE_BYTES_MAX:
         raise InvalidConfig(path, [Problem(Place(), "is over 4 MiB: not a configuration")])
     try:

@@ -32,10 +32,17 @@ from rota.core.types import Model
 from rota.errors import ConfigError
 
 
-def load(path: Path, *, listen: str | None, state_dir: Path | None, allow_open: bool) -> Config:
+def load(
+    path: Path,
+    *,
+    data: bytes | None,
+    listen: str | None,
+    state_dir: Path | None,
+    allow_open: bool,
+) -> Config:
     """See `rota.config.load`."""
     complaints = Complaints(path)
-    document = documents.read(path, complaints)
+    document = documents.read(path, complaints, data)
     keys = check_file(document, complaints)
     reader = _Reader(document, complaints, keys, path.absolute().parent)
     host, port = reader.listen(listen, allow_open=allow_open)
