@@ -102,6 +102,13 @@ def test_keys_at_the_top(tmp_path: Path) -> None:
     assert found.unchanged == ("a", "b", "far")
 
 
+def test_rules_that_come_count_at_once(tmp_path: Path) -> None:
+    groups = "    groups: {g: {members: [a, b]}}\n    models:"
+    assert changes(tmp_path, ("    models:", groups)).top == Changed(now=("groups",))
+    sets = "    matrix: {sets: {x: a & b}}\n    models:"
+    assert changes(tmp_path, ("    models:", sets)).top == Changed(now=("matrix",))
+
+
 @pytest.mark.parametrize(
     ("values", "table", "keys"),
     [

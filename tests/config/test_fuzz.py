@@ -21,7 +21,10 @@ EXAMPLE = (Path(__file__).parents[2] / "examples" / "rota.yaml").read_bytes()
 KEYS = sorted(
     {
         key
-        for kind in (schema.FileKeys, schema.ModelKeys, schema.DeviceKeys, schema.ScalingKeys)
+        for kind in (
+            *(schema.FileKeys, schema.ModelKeys, schema.DeviceKeys, schema.ScalingKeys),
+            *(schema.GroupKeys, schema.MatrixKeys),
+        )
         for key in kind.model_fields
     }
 )
@@ -32,6 +35,7 @@ SCALARS = st.one_of(
     st.floats(),
     st.text(max_size=20),
     st.sampled_from(["1GiB", "10m", "0", "none", "cpu", "http://localhost:8080", "a", "${PORT}"]),
+    st.sampled_from(["a & (b | +c)", "a &", "+a", "+a | x"]),
     st.sampled_from(["x ${PORT}", "${x}", "llama.cpp", "/", "~", "~nobody/x", "[::1]:1", "1:1"]),
 )
 TREES = st.recursive(

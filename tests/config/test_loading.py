@@ -280,7 +280,7 @@ def test_unknown_keys_come_with_a_suggestion(tmp_path: Path) -> None:
         """\
         modles: {}
         scaling: {max: 1}
-        groups: []
+        on_exit: keep
         defaults: {idle_timeout: 1m}
         devices: {cpu: {memry: 1GiB, memory: 1GiB}}
         models:
@@ -292,7 +292,7 @@ def test_unknown_keys_come_with_a_suggestion(tmp_path: Path) -> None:
     ) == [
         "1:1: unknown key `modles`; did you mean `models`?",
         "2:1: unknown key `scaling`; it belongs under `models: NAME`",
-        "3:1: `groups` is not built yet; remove it",
+        "3:1: `on_exit` is not built yet; remove it",
         "4:12: unknown key `idle_timeout`; it belongs under `scaling`",
         "5:17: unknown key `memry`; did you mean `memory`?",
         "7:26: unknown key `listen`; it belongs at the top of the file",

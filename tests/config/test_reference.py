@@ -34,7 +34,11 @@ def test_the_example_is_sound() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [schema.FileKeys, schema.ModelKeys, schema.DeviceKeys, schema.ScalingKeys]
+    "kind",
+    [
+        *(schema.FileKeys, schema.ModelKeys, schema.DeviceKeys, schema.ScalingKeys),
+        *(schema.GroupKeys, schema.MatrixKeys),
+    ],
 )
 def test_no_key_is_both_built_and_not(kind: type[schema.Keys]) -> None:
     assert not schema.NOT_BUILT & kind.model_fields.keys()

@@ -1,7 +1,7 @@
 """The file against the schema: every complaint of pydantic's, in our words, at its place.
 
-Entries under `models:`, `devices:` and `keys:` are checked one by one, so that a mistake in one
-leaves the others to be looked at further.
+Entries under `models:`, `devices:`, `keys:` and `groups:` are checked one by one, so that a
+mistake in one leaves the others to be looked at further.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _SECTIONS: tuple[tuple[str, type[schema.Keys]], ...] = (
     ("models", schema.ModelKeys),
     ("devices", schema.DeviceKeys),
     ("keys", schema.ClientKeys),
+    ("groups", schema.GroupKeys),
 )
 
 
@@ -127,6 +128,8 @@ def _keys_at(kind: type[schema.Keys], route: Route) -> type[schema.Keys]:
             return schema.ScalingKeys
         case (_, _, "jobs"):
             return schema.JobsKeys
+        case ("matrix",):
+            return schema.MatrixKeys
         case ("defaults",):
             return schema.SharedKeys
         case _:
@@ -140,6 +143,8 @@ def _home_of(name: str, wrong: type[schema.Keys]) -> str | None:
         ("under `models: NAME`", schema.ModelKeys),
         ("under `devices: NAME`", schema.DeviceKeys),
         ("under `keys: NAME`", schema.ClientKeys),
+        ("under `groups: NAME`", schema.GroupKeys),
+        ("under `matrix`", schema.MatrixKeys),
     )
     for home, kind in homes:
         if name in kind.model_fields and kind is not wrong:

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any
 
 from rota.config.values import CommandEngine, Config, EngineConfig, ModelConfig, UrlEngine
+from rota.core.coexistence import Groups, Matrix
 
 
 class When(Enum):
@@ -72,7 +73,9 @@ def compare(old: Config, new: Config) -> Diff:
         removed=tuple(name for name in old.models if name not in new.models),
         changed={name: keys for name, keys in changed.items() if keys},
         unchanged=tuple(name for name, keys in changed.items() if not keys),
-        top=_gathered(_differences(old, new, _TOP, _when_of_top)),
+        top=_gathered(
+            [*_differences(old, new, _TOP, _when_of_top), *_of_rules(old, new)],
+        ),
     )
 
 
@@ -85,6 +88,7 @@ _TOP = {
     "lease_ttl_ms_max": "lease_ttl_max",
     "hold_ms_max": "hold_max",
     "models": None,
+    "coexistence": None,
     "allow_open": None,
     "path": None,
     "warnings": None,
@@ -113,6 +117,7 @@ _NEXT_START = frozenset(
         *{"start_timeout_ms", "start_timeout_ms_max", "silent_after_ms"},
     }
 )
+_RULES = {Groups: "groups", Matrix: "matrix"}
 _KINDS = {CommandEngine: "cmd", UrlEngine: "url"}
 
 _Found = tuple[str, When]
@@ -152,6 +157,13 @@ def _of_engine(old: EngineConfig, new: EngineConfig) -> Iterator[_Found]:
         yield from _differences(old, new, {}, lambda _: When.NOW)
     else:
         yield from _differences(old, new, _OF_ENGINE, lambda _: When.NEXT_START)
+
+
+def _of_rules(old: Config, new: Config) -> Iterator[_Found]:
+    if old.coexistence != new.coexistence:
+        for rules in (old.coexistence, new.coexistence):
+            if type(rules) in _RULES:
+                yield _RULES[type(rules)], When.NOW
 
 
 def _differences(

@@ -19,6 +19,7 @@ from rota.config.checking import check_file
 from rota.config.complaints import Complaints, Place
 from rota.config.entry import NAME_RULE, ModelReader, is_name, resolve, show_name
 from rota.config.fit import fits, needs_of, want_of
+from rota.config.rules import RuleReader
 from rota.config.units import show_mib
 from rota.config.values import (
     CommandEngine,
@@ -50,6 +51,9 @@ def load(
     clients = reader.client_keys()
     models = reader.models(devices)
     reader.check_names()
+    rules = RuleReader(document, complaints, keys)
+    coexistence = rules.read()
+    rules.check_company([model.model for model in models.values()], coexistence)
     reader.check_ports(models, host, port)
     reader.check_room(models, devices)
     state_dir = state_dir or reader.state_dir()
@@ -63,6 +67,7 @@ def load(
         queue_bytes_max=keys.queue_bytes_max,
         hold_ms_max=keys.hold_max,
         lease_ttl_ms_max=keys.lease_ttl_max,
+        coexistence=coexistence,
         keys=clients,
         body_bytes_max=keys.body_bytes_max,
         allow_open=allow_open,

@@ -74,6 +74,11 @@ never stand on the stated devices together are a mistake; one on demand that can
 is a warning.
 """
 
+_AFTER_GROUPS = """\
+[coexistence.md](coexistence.md) tells who leaves for whom. `groups` and `matrix` exclude each
+other; with neither, and for a model that is in no group, memory alone decides.
+"""
+
 _AFTER_KEYS = """\
 [keys.md](keys.md) tells how clients send theirs and what a key decides.
 """
@@ -83,6 +88,8 @@ _SECTIONS: tuple[tuple[str, type[schema.Keys], str], ...] = (
     ("`devices: NAME`", schema.DeviceKeys, _AFTER_DEVICES),
     ("`models: NAME`", schema.ModelKeys, _AFTER_MODELS),
     ("`keys: NAME`", schema.ClientKeys, _AFTER_KEYS),
+    ("`groups: NAME`", schema.GroupKeys, _AFTER_GROUPS),
+    ("`matrix`", schema.MatrixKeys, ""),
     ("`jobs`", schema.JobsKeys, _AFTER_JOBS),
     ("`scaling`", schema.ScalingKeys, _AFTER_SCALING),
     ("`defaults`", schema.SharedKeys, ""),

@@ -206,6 +206,9 @@ def _whole(low: int, high: int) -> BeforeValidator:
     return _reader(_bounded(low, high), "a whole number")
 
 
+Costs = Annotated[dict[str, Annotated[int, _whole(1, 1_000_000_000)]], BeforeValidator(_mapping)]
+
+
 def key(kind: str, text: str, default: object = None, *, shown: str = "") -> Any:
     """A key of the file.
 
@@ -450,6 +453,43 @@ class ClientKeys(Keys):
     )
 
 
+class GroupKeys(Keys):
+    """One entry under `groups:`: models that make each other, or everyone else, leave."""
+
+    members: Texts = key("list", "Models, by name; each is in one group at most.", ...)
+    swap: Truth = key(
+        "true or false", "One member at a time; with `false` all may be loaded together.", "true"
+    )
+    exclusive: Truth = key(
+        "true or false",
+        "A member that is loaded makes every model outside the group leave.",
+        "true",
+    )
+    persistent: Truth = key(
+        "true or false",
+        "No model outside the group makes a member leave, be it by a rule or for memory.",
+        "false",
+    )
+
+
+class MatrixKeys(Keys):
+    """`matrix:`: the sets of models that may be loaded together."""
+
+    sets: TextMap = key(
+        "mapping",
+        "Expressions of models, each by a name: `a & b` together, `a | b` one of them, `( )`, "
+        "`+x` what set `x` allows. `&` binds tighter.",
+        ...,
+    )
+    vars: TextMap = key("mapping", "Short names for models, within `sets` and `evict_costs`.", {})
+    evict_costs: Costs = key(
+        "mapping",
+        "What it costs that a model leaves, 1 or more; the set that costs least is taken.",
+        {},
+        shown="1 each",
+    )
+
+
 class FileKeys(Keys):
     """The file."""
 
@@ -482,6 +522,12 @@ class FileKeys(Keys):
         {},
     )
     defaults: SharedKeys = key("mapping", "For every model that says nothing else.", SharedKeys())
+    groups: Annotated[dict[str, GroupKeys], BeforeValidator(_mapping)] = key(
+        "mapping", "Models that swap with each other or with everyone, each group by a name.", {}
+    )
+    matrix: Annotated[MatrixKeys | None, BeforeValidator(_mapping)] = key(
+        "mapping", "Which models may be loaded together; in place of `groups`.", shown="no rule"
+    )
     models: Annotated[dict[str, ModelKeys], BeforeValidator(_mapping)] = key(
         "mapping", "What is served, each by the name clients ask for.", {}, shown="required"
     )
@@ -490,9 +536,6 @@ class FileKeys(Keys):
 # Designed and not built: refused by name, so that nobody takes silence for consent.
 NOT_BUILT = frozenset(
     {
-        "groups",
-        "matrix",
-        "persistent",
         "sleep",
         "scale_up_after",
         "on_exit",

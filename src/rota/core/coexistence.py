@@ -170,6 +170,16 @@ class Matrix:
         return {name: matrix.parse(text) for name, text in self.sets}
 
     @cached_property
+    def models(self) -> frozenset[ModelName]:
+        """Those that its sets name; any other runs alone."""
+        return frozenset(
+            self.vars.get(mention.name, mention.name)
+            for expression in self._expressions.values()
+            for mention in matrix.mentions(expression)
+            if isinstance(mention, matrix.Name)
+        )
+
+    @cached_property
     def _order(self) -> tuple[str, ...]:
         return matrix.in_order(self._expressions)
 

@@ -28,7 +28,9 @@ KEPT_MAX = 64
 """Sets looked at further, of those that each keep something which the others do not. Reached
 only when dozens of models are there that no set allows together; the dearest are looked at."""
 
-_TOKEN = re.compile(r"\s*(?:(?P<mark>[&|()])|(?P<plus>\+)?(?P<name>[^\s&|()+]+)|(?P<odd>\+))")
+_WORD = r"[^\s&|()+]+"
+"""What a name in an expression is made of: anything but blanks and the marks."""
+_TOKEN = re.compile(rf"\s*(?:[&|()]|\+?{_WORD}|(?P<odd>\+))")
 
 
 class ExpressionError(ValueError):
@@ -37,6 +39,14 @@ class ExpressionError(ValueError):
     def __init__(self, text: str, column: int = 1) -> None:
         super().__init__(text)
         self.column = column
+
+
+class CircleError(ExpressionError):
+    """Sets that refer to each other in a circle; `sets` are their names, the first one twice."""
+
+    def __init__(self, sets: tuple[str, ...]) -> None:
+        super().__init__(f"refers to itself: {' → '.join(sets)}")
+        self.sets = sets
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +163,11 @@ class _Parser:
             raise ExpressionError("the name of a set is wanted after `+`", self.column)
 
 
+def is_word(name: str) -> bool:
+    """Whether an expression can name it."""
+    return re.fullmatch(_WORD, name) is not None
+
+
 def mentions(expression: Expression) -> Iterator[Name | Ref]:
     """The names in it, from left to right."""
     match expression:
@@ -167,7 +182,7 @@ def in_order(sets: Mapping[str, Expression]) -> tuple[str, ...]:
     """The names of the sets, each after those it refers to, all of which are among them.
 
     Raises:
-        ExpressionError: sets refer to each other in a circle.
+        CircleError: sets refer to each other in a circle.
     """
     graph = {
         name: [ref.name for ref in mentions(expression) if isinstance(ref, Ref)]
@@ -176,8 +191,7 @@ def in_order(sets: Mapping[str, Expression]) -> tuple[str, ...]:
     try:
         return tuple(TopologicalSorter(graph).static_order())
     except CycleError as error:
-        circle = " → ".join(reversed(error.args[1]))
-        raise ExpressionError(f"refers to itself: {circle}") from error
+        raise CircleError(tuple(reversed(error.args[1]))) from error
 
 
 # ── asking ───────────────────────────────────────────────────────────────────────────────────
