@@ -26,6 +26,7 @@ from rota.core.events import (
     LeaseReleased,
     LeaseRenewed,
     LoadAsked,
+    ModelsChanged,
     NodeJoined,
     NodeLost,
     PinAsked,
@@ -84,6 +85,8 @@ def _event(event: Event) -> str:
             return f"{model} was {'pinned' if is_pinned else 'unpinned'}"
         case UnloadAsked(model=model, grace_ms=grace_ms):
             return f"unload of {model or 'all models'} asked, grace {grace_ms} ms"
+        case ModelsChanged(models=models):
+            return f"the catalog is now {', '.join(model.name for model in models) or 'empty'}"
         case ShutdownAsked(grace_ms=grace_ms):
             return f"shutdown asked, grace {grace_ms} ms"
         case TimePassed():
@@ -177,6 +180,7 @@ def _model(state: State, demand: Demand) -> dict[str, object]:
         "load_s": _seconds(demand.load_ms),
         "loads": demand.loads,
         "pinned": demand.is_pinned,
+        "removed": demand.is_removed,
         "priority": demand.model.priority,
         "replicas": [_replica(state, replica) for replica in demand.replicas.values()],
     }

@@ -13,6 +13,7 @@ from rota.core.types import (
     Device,
     LeaseClaim,
     LeaseId,
+    Model,
     ModelName,
     NodeId,
     Phase,
@@ -254,6 +255,24 @@ class UnloadAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelsChanged:
+    """Another catalog counts from now on.
+
+    Args:
+        models: all of it, in the order of the file.
+        relaunched: those that are started in another way than before; a failure of theirs
+            says nothing any more.
+        queue_bytes_max, hold_ms_max, lease_ms_max: see `scheduler.Scheduler`; None = as before.
+    """
+
+    models: tuple[Model, ...]
+    relaunched: frozenset[ModelName] = frozenset()
+    queue_bytes_max: int | None = None
+    hold_ms_max: int | None = None
+    lease_ms_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ShutdownAsked:
     """rota is to end: the waiting are answered, the running may end within `grace_ms`."""
 
@@ -280,6 +299,7 @@ Event = (
     | LoadAsked
     | PinAsked
     | UnloadAsked
+    | ModelsChanged
     | ShutdownAsked
     | TimePassed
 )

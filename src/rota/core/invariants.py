@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from rota.core import room
+from rota.core.changes import unknown_model
 from rota.core.effects import (
     Effect,
     Grant,
@@ -34,6 +35,7 @@ from rota.core.events import (
     GrantEnded,
     LeaseAsked,
     LoadAsked,
+    ModelsChanged,
     NodeJoined,
     NodeLost,
     Outcome,
@@ -116,10 +118,9 @@ def _each_replica_has_its_place(state: State) -> None:
     for demand in state.demands.values():
         for replica_id, replica in demand.replicas.items():
             assert replica_id == replica.id, (replica_id, replica)
-            assert replica.model is demand.model, (replica, demand.model)
+            assert replica.model.name == demand.model.name, (replica, demand.model)
             assert replica.phase_since_ms <= state.now_ms, replica
-            has_end = replica.stop_by_ms is not None
-            assert has_end or replica.phase is not Phase.DRAINING, replica
+            assert replica.is_busy or replica.phase is not Phase.DRAINING, replica
 
 
 def _scaling_is_kept(state: State, demand: Demand) -> None:
@@ -377,6 +378,7 @@ class _Life:
     """A replica as its orders and reports tell it."""
 
     start: Start
+    model: Model  # as it was started
     is_ready: bool = False
     is_stopping: bool = False
     is_useless: bool = False  # it cannot be reached, or answers nothing
@@ -434,6 +436,7 @@ class EffectAudit:
         self.taken_down: set[ReplicaId] = set()
         self.pinned = {model.name for model in self.models.values() if model.is_pinned}
         self.leases: dict[LeaseId, ReplicaId] = {}
+        self.too_many: set[ReplicaId] = set()  # of these some may end when their work has
 
     def watch(self, event: Event, effects: Iterable[Effect], now_ms: int) -> None:
         """Take in one step; an event about something unknown must have had no effect on it."""
@@ -508,6 +511,8 @@ class EffectAudit:
                 self._gone(replica)
             case UnloadAsked(model=model):
                 self._take_down(self.models if model is None else {model})
+            case ModelsChanged(models=models):
+                self._change({model.name: model for model in models})
             case ShutdownAsked():
                 self._take_down(self.models)
             case _:
@@ -532,16 +537,18 @@ class EffectAudit:
         self.taken.subtract(dict(_shares(life.start.placement)))
 
     def _adopt(self, running: Running) -> None:
-        if running.replica in self.lives or running.model not in self.models:
+        if running.replica in self.lives:
             return
-        life = _Life(Start(running.replica, running.model, running.placement, "adopted"))
+        self.told.setdefault(running.model, [])
+        model = self.models.get(running.model) or unknown_model(running.model)
+        life = _Life(Start(running.replica, model.name, running.placement, "adopted"), model)
         life.is_stopping = running.phase is Phase.STOPPING
         life.grants = set(running.grants)
         self.lives[running.replica] = life
         self.taken.update(dict(_shares(running.placement)))
         siblings = [x for x in self.lives.values() if x.start.model == running.model]
-        if len(siblings) > self.models[running.model].scaling.max:
-            self.taken_down.add(running.replica)
+        if len(siblings) > model.scaling.max:
+            self.too_many |= {life.start.replica for life in siblings}
         if running.phase is Phase.READY:
             self._came_up(life)
 
@@ -555,6 +562,27 @@ class EffectAudit:
         assert leased.lease not in self.leases, leased
         self.leases[leased.lease] = leased.replica
         life.grants.add(leased.lease)
+
+    def _change(self, models: Mapping[ModelName, Model]) -> None:
+        """[12] What is there and is kept stays, unless there is more of it than there may be."""
+        removed = self.models.keys() - models.keys()
+        for name, model in models.items():
+            known = self.models.get(name)
+            if known is not None and known.is_pinned != model.is_pinned:
+                self.pinned.discard(name)
+            if model.is_pinned and (known is None or not known.is_pinned):
+                self.pinned.add(name)
+            live = {r for r, x in self.lives.items() if x.start.model == name}
+            if len(live) > model.scaling.max:
+                self.too_many |= live
+            if model.scaling.is_off:
+                self.told[name] = []
+        for name in removed:
+            self.told[name] = []
+            self.too_many |= {r for r, x in self.lives.items() if x.start.model == name}
+            self.pinned.discard(name)
+        self.told = {name: self.told.get(name, []) for name in {**self.told, **models}}
+        self.models = {**models}
 
     def _take_down(self, names: Iterable[ModelName]) -> None:
         for name in names:
@@ -577,7 +605,7 @@ class EffectAudit:
         assert life.start.model == self.asked[grant.request][0], (grant, life)
         life.grants.add(grant.request)
         requests = life.grants - self.leases.keys()
-        assert len(requests) <= self.models[life.start.model].slots, life
+        assert len(requests) <= life.model.slots, life
         assert grant.waited_ms >= 0, grant
 
     def _refused(self, refuse: Refuse, now_ms: int) -> None:
@@ -611,7 +639,7 @@ class EffectAudit:
             assert self.taken[key] <= self.totals[key], (start, key, self.taken[key])
             if model.memory_mib is None:
                 assert self.taken[key] == self.totals[key], (start, key, "takes it whole")
-        self.lives[start.replica] = _Life(start)
+        self.lives[start.replica] = _Life(start, model)
         if model.scaling.is_always:  # it may leave no room, which ends demands without a word
             self.told = {name: [] for name in self.told}
 
@@ -620,7 +648,7 @@ class EffectAudit:
         where = {key for key, _ in _shares(start.placement)}
         for life in self.lives.values():
             is_beside = any(key in where for key, _ in _shares(life.start.placement))
-            is_exclusive = self.models[life.start.model].is_exclusive_while_busy
+            is_exclusive = life.model.is_exclusive_while_busy
             assert not (is_beside and is_exclusive and life.grants), (start, life)
 
     def _stopped(self, stop: Stop, now_ms: int) -> None:
@@ -633,6 +661,8 @@ class EffectAudit:
         if life.is_useless:
             return
         assert not life.grants, (stop, life)
+        if stop.replica in self.too_many:
+            return
         assert stop.model not in self.pinned, (stop, "is pinned")
         if not life.is_ready:
             waits = [w for w in self.told[stop.model] if now_ms < w.back_ms + OWED_MS]

@@ -90,8 +90,8 @@ class Orders:
         """Take the alarms whose time has come."""
         while self.alarms and self.alarms[0][0] <= self.state.now_ms:
             due_ms, name = heapq.heappop(self.alarms)
-            demand = self.state.demands[name]
-            if demand.wake_ms == due_ms:
+            demand = self.state.demands.get(name)
+            if demand is not None and demand.wake_ms == due_ms:
                 demand.wake_ms = None
                 self.is_room_stale = True  # patience or a pause may have ended
                 self.touch(demand)
@@ -99,7 +99,8 @@ class Orders:
     def next_wake_ms(self) -> int | None:
         while self.alarms:
             due_ms, name = self.alarms[0]
-            if self.state.demands[name].wake_ms == due_ms:
+            demand = self.state.demands.get(name)
+            if demand is not None and demand.wake_ms == due_ms:
                 return due_ms
             heapq.heappop(self.alarms)
         return None
@@ -173,6 +174,21 @@ class Orders:
         self.note_missing(demand)
         if not demand.is_served:
             self.turn_cold(demand)
+        self.touch(demand)
+
+    def let_end(self, replica: Replica, why: str, stop_by_ms: int | None = None) -> None:
+        """Send nobody to a replica any more; what still runs on it may end, until then."""
+        demand = self.state.demand_of(replica)
+        if not replica.is_busy:
+            self.stop(replica, why)
+        else:
+            replica.stop_why = why
+            self.enter(replica, Phase.DRAINING)
+            replica.stop_by_ms = stop_by_ms
+            self.note_missing(demand)
+            if not demand.is_served:
+                self.turn_cold(demand)
+        self.is_room_stale = True
         self.touch(demand)
 
     def enter(self, replica: Replica, phase: Phase) -> None:
@@ -259,7 +275,8 @@ class Orders:
         """A claim is over, and with it perhaps the use of its replica."""
         replica = self.state.replicas[lease.replica]
         self._forget_lease(replica, lease, why)
-        self.use_ended(replica, lease.caller, replica.model.hold_finished_ms)
+        hold_ms = self.state.demand_of(replica).model.hold_finished_ms
+        self.use_ended(replica, lease.caller, hold_ms)
 
     def _forget_lease(self, replica: Replica, lease: Lease, why: str) -> None:
         del replica.leases[lease.id]

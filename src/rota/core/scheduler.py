@@ -37,6 +37,13 @@ from collections.abc import Iterable
 from typing import assert_never
 
 from rota.core import room, words
+from rota.core.changes import (
+    change_models,
+    forget_removed,
+    new_demand,
+    retire,
+    unknown_model,
+)
 from rota.core.clearing import COOLDOWN_MS_MAX, COOLDOWN_MS_MIN, Clearing
 from rota.core.describe import snapshot
 from rota.core.effects import Effect, Loaded, RefusalCode, Refuse
@@ -47,6 +54,7 @@ from rota.core.events import (
     LeaseReleased,
     LeaseRenewed,
     LoadAsked,
+    ModelsChanged,
     NodeJoined,
     NodeLost,
     Outcome,
@@ -112,10 +120,7 @@ class Scheduler:
         replica_count: int = 0,
         rules: Rules | None = None,
     ) -> None:
-        demands = [
-            Demand(model=model, load_ms=model.load_ms, is_pinned=model.is_pinned)
-            for model in models
-        ]
+        demands = [new_demand(model) for model in models]
         by_name = {demand.model.name: demand for demand in demands}
         assert len(by_name) == len(demands), "two models of one name"
         self.state = State(by_name, rules or Rules())
@@ -179,6 +184,8 @@ class Scheduler:
                 self._pin_asked(event)
             case UnloadAsked():
                 self._unload_asked(event)
+            case ModelsChanged():
+                self._models_changed(event)
             case ShutdownAsked():
                 self.state.is_shutting_down = True
                 for demand in self.state.demands.values():
@@ -245,7 +252,7 @@ class Scheduler:
         if request in state.waiting or request in state.granted or request in state.leases:
             return None  # a repeated event changes nothing
         demand = state.demands.get(name)
-        if demand is None:  # 1
+        if demand is None or demand.is_removed:  # 1
             self.orders.effects.append(Refuse(request, words.not_found(name)))
             return None
         code: RefusalCode | None = None
@@ -327,22 +334,9 @@ class Scheduler:
         hold_ms = min(_hold_ms(demand.model, granted, event), self.hold_ms_max)
         self.orders.use_ended(replica, granted.caller, hold_ms)
         if outcome is Outcome.UNREACHABLE and replica.phase is Phase.READY:
-            self._let_go(demand, replica, "it cannot be reached")
-
-    def _let_go(self, demand: Demand, replica: Replica, why: str) -> None:
-        """Send nobody to a replica any more that is alive perhaps, and of no use to anyone; what
-        still runs on it may end."""
-        if replica.is_idle:
-            self._end(replica, why)
-            return
-        replica.stop_why = why
-        self.orders.enter(replica, Phase.DRAINING)
-        replica.stop_by_ms = self.state.now_ms + UNREACHABLE_MS
-        self.orders.note_missing(demand)
-        if not demand.is_served:
-            self.orders.turn_cold(demand)
-        self.orders.is_room_stale = True
-        self.orders.touch(demand)
+            # Alive perhaps, and of no use to anyone new.
+            stop_by_ms = self.state.now_ms + UNREACHABLE_MS
+            self.orders.let_end(replica, "it cannot be reached", stop_by_ms)
 
     # leases
 
@@ -480,9 +474,13 @@ class Scheduler:
 
     def _adopt(self, running: Running) -> None:
         """Take over a replica that a node says it has; what is too many there leaves again."""
-        demand = self.state.demands.get(running.model)
-        if demand is None or running.replica in self.state.replicas:
+        if running.replica in self.state.replicas:
             return
+        demand = self.state.demands.get(running.model)
+        if demand is None:
+            demand = new_demand(unknown_model(running.model))
+            demand.is_removed = True
+            self.state.demands[running.model] = demand
         replica = Replica(
             id=running.replica,
             model=demand.model,
@@ -493,7 +491,6 @@ class Scheduler:
             why=f"{demand.model.name} was running already",
             has_served=running.phase is Phase.READY,
         )
-        is_too_many = len(demand.replicas) >= demand.model.scaling.max
         self.orders.add_replica(replica)
         if running.phase is Phase.STOPPING:
             self.state.ledger.leave(replica.id, replica.placement)
@@ -505,8 +502,7 @@ class Scheduler:
         self.state.note_use(replica)
         if replica.phase is Phase.READY:
             self._came_up(replica)
-        if is_too_many and not replica.is_leaving:
-            self._end(replica, "there are more of it than there may be")
+        retire(self.orders, demand)
 
     def _lost(self, event: NodeLost) -> None:
         """What ran on a machine that is gone serves nobody; that is no failure of its models."""
@@ -523,6 +519,12 @@ class Scheduler:
         self.orders.is_room_stale = True
 
     # by hand
+
+    def _models_changed(self, event: ModelsChanged) -> None:
+        change_models(self.orders, event)
+        self.queue_bytes_max = _own_or(event.queue_bytes_max, self.queue_bytes_max)
+        self.hold_ms_max = _own_or(event.hold_ms_max, self.hold_ms_max)
+        self.orders.lease_ms_max = _own_or(event.lease_ms_max, self.orders.lease_ms_max)
 
     def _pin_asked(self, event: PinAsked) -> None:
         demand = self.state.demands.get(event.model)
@@ -577,6 +579,7 @@ class Scheduler:
                 self._answer_late(demand)
                 orders.tell(demand)
                 self._set_wake(demand)
+        forget_removed(self.orders)
 
     def _serve(self, demand: Demand) -> None:
         """5, 7: serve those who wait, by rank, as long as there are slots."""

@@ -325,6 +325,7 @@ class Demand:
         serve_ms: how long a grant takes, smoothed; None = not known.
         loads: replicas started so far.
         is_held_down: unloaded by hand; `min` does not bring it back until it is asked for.
+        is_removed: no longer in the file; it takes nobody, and is forgotten once it has ended.
         holds: until when the model is kept for whose next request.
         held_until_ms: the last of these; before it nobody is evicted by the patient.
     """
@@ -339,6 +340,7 @@ class Demand:
     left: Line = field(default_factory=Line)
     missing: Place | None = None
     is_held_down: bool = False
+    is_removed: bool = False
     promise: Promise | None = None
     barrier: Barrier = field(default_factory=Barrier)
     telling: Tell | None = None
