@@ -5,6 +5,8 @@ A Hypothesis state machine feeds random facts, stale and repeated ones too, to t
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -17,6 +19,7 @@ from rota.core.events import (
     LeaseReleased,
     LeaseRenewed,
     LoadAsked,
+    ModelsChanged,
     NodeJoined,
     NodeLost,
     Outcome,
@@ -106,6 +109,26 @@ class Machine(RuleBasedStateMachine):
                 self.feed(self.joining.pop(0))
 
     # ── facts that make sense ────────────────────────────────────────────────────────────
+
+    @rule(data=st.data())
+    def changed(self, data: st.DataObject) -> None:
+        """Some models stay as they are, some are others, some go, one comes."""
+        known = {model.name: model for model in self.models}
+        coming: list[Model] = []
+        for name in [f"m{n}" for n in range(6)]:
+            what = data.draw(st.sampled_from(("as it is",) * 3 + ("another", "gone")))
+            model = known.get(name)
+            if model is not None and what == "as it is":
+                coming.append(model)
+            elif what == "another":
+                other = data.draw(models(name))
+                # A shorter queue turns nobody out, so that the check of its length would not hold.
+                queue_max = other.queue_max if model is None else model.queue_max
+                coming.append(replace(other, queue_max=max(queue_max, 2)))
+        if coming:
+            self.models = coming
+            relaunched = data.draw(st.sampled_from((frozenset(), frozenset({"m0", "m1"}))))
+            self.feed(ModelsChanged(tuple(coming), relaunched=relaunched))
 
     @precondition(lambda self: self.joining)
     @rule()
@@ -306,6 +329,8 @@ class Machine(RuleBasedStateMachine):
                 held = {Phase.STARTING: self.starting, Phase.READY: self.running}
                 held.get(found.phase, self.stopping).append(found.replica)
                 self.granted += found.grants
+                again = {GrantEnded(request, Outcome.FAILED) for request in found.grants}
+                self.ended = [known for known in self.ended if known not in again]
         effects = self.scheduler.step(event, self.now_ms)
         assert repr(effects) == repr(self.twin.step(event, self.now_ms))
         if isinstance(event, RequestArrived | LoadAsked | LeaseAsked):

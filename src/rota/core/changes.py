@@ -36,17 +36,18 @@ def unknown_model(name: ModelName) -> Model:
 def change_models(orders: Orders, event: ModelsChanged) -> None:
     """Let another catalog count from now on."""
     state = orders.state
-    before, state.demands = state.demands, {}
-    for model in event.models:
-        demand = before.pop(model.name, None)
-        if demand is None:
-            demand = new_demand(model)
-        else:
-            _keep(orders, demand, model, is_relaunched=model.name in event.relaunched)
-        state.demands[model.name] = demand
-    state.demands |= before  # what is no longer in the file, until the last of it has ended
-    for demand in before.values():
-        _remove(orders, demand)
+    if state.coexistence != event.coexistence:
+        state.coexistence = event.coexistence
+        for demand in state.demands.values():
+            orders.drop_promise(demand)
+    before, coming = state.demands, {model.name: model for model in event.models}
+    state.demands = {name: before.get(name) or new_demand(model) for name, model in coming.items()}
+    state.demands |= {name: demand for name, demand in before.items() if name not in coming}
+    for name, demand in before.items():
+        if name in coming:
+            _keep(orders, demand, coming[name], is_relaunched=name in event.relaunched)
+        else:  # until the last of it has ended
+            _remove(orders, demand)
     for demand in state.demands.values():
         state.note_kept(demand)
         orders.note_missing(demand)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from rota.core.coexistence import FREE, Coexistence
 from rota.core.types import (
     Device,
     LeaseClaim,
@@ -260,12 +261,14 @@ class ModelsChanged:
 
     Args:
         models: all of it, in the order of the file.
+        coexistence: which models may stand together.
         relaunched: those that are started in another way than before; a failure of theirs
             says nothing any more.
         queue_bytes_max, hold_ms_max, lease_ms_max: see `scheduler.Scheduler`; None = as before.
     """
 
     models: tuple[Model, ...]
+    coexistence: Coexistence = FREE
     relaunched: frozenset[ModelName] = frozenset()
     queue_bytes_max: int | None = None
     hold_ms_max: int | None = None

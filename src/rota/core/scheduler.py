@@ -45,6 +45,7 @@ from rota.core.changes import (
     unknown_model,
 )
 from rota.core.clearing import COOLDOWN_MS_MAX, COOLDOWN_MS_MIN, Clearing
+from rota.core.coexistence import FREE, Coexistence
 from rota.core.describe import snapshot
 from rota.core.effects import Effect, Loaded, RefusalCode, Refuse
 from rota.core.events import (
@@ -107,6 +108,7 @@ class Scheduler:
         lease_ms_max: how long a lease may last, renewals included.
         replica_count: how many replicas an earlier scheduler of this run has started: no id is
             used again.
+        coexistence: which models may stand together.
         rules: for simulations, which switch one off to show what it is for.
     """
 
@@ -118,12 +120,13 @@ class Scheduler:
         hold_ms_max: int = HOLD_MS_MAX,
         lease_ms_max: int = LEASE_MS_MAX,
         replica_count: int = 0,
+        coexistence: Coexistence = FREE,
         rules: Rules | None = None,
     ) -> None:
         demands = [new_demand(model) for model in models]
         by_name = {demand.model.name: demand for demand in demands}
         assert len(by_name) == len(demands), "two models of one name"
-        self.state = State(by_name, rules or Rules())
+        self.state = State(by_name, rules or Rules(), coexistence)
         for demand in demands:
             self.state.note_kept(demand)
         self.queue_bytes_max = queue_bytes_max

@@ -24,6 +24,7 @@ from enum import Enum
 from itertools import chain
 from typing import NamedTuple, assert_never
 
+from rota.core.coexistence import FREE, Coexistence
 from rota.core.effects import Tell
 from rota.core.events import StopCause
 from rota.core.ledger import Ledger
@@ -520,6 +521,7 @@ class State:
 
     Args:
         rules: those that are on; all of them in service.
+        coexistence: which models may stand together.
         waiting: where each waiting request is queued.
         granted: the grants that have not ended.
         leases: the leases that have not ended.
@@ -534,6 +536,7 @@ class State:
 
     demands: dict[ModelName, Demand]
     rules: Rules = field(default_factory=Rules)
+    coexistence: Coexistence = FREE
     now_ms: int = 0
     ledger: Ledger = field(default_factory=Ledger)
     replicas: dict[ReplicaId, Replica] = field(default_factory=dict)
