@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rota.core import matrix
 from rota.core.types import ModelName
@@ -43,6 +43,7 @@ class Option:
     rule: str
 
 
+@runtime_checkable
 class Coexistence(Protocol):
     """What the scheduler asks. Implementations compare by value."""
 

@@ -22,7 +22,17 @@ from typing import Any, cast
 
 import msgspec
 
-from rota.core import clearing, effects, events, ledger, orders, scheduler, state, types
+from rota.core import (
+    clearing,
+    coexistence,
+    effects,
+    events,
+    ledger,
+    orders,
+    scheduler,
+    state,
+    types,
+)
 from rota.core.ledger import Ledger
 from rota.core.scheduler import Scheduler
 
@@ -225,9 +235,20 @@ def value_from_plain(plain: Plain, row_count: int = 0) -> object:
     if kind is None:
         raise DamagedError(f"there is no {name!r} in this rota")
     try:
-        return msgspec.convert(body, kind)
+        return msgspec.convert(body, kind, dec_hook=_coexistence)
     except (msgspec.ValidationError, AssertionError) as error:
         raise DamagedError(f"no such {name}: {error}") from error
+
+
+def _coexistence(kind: type, plain: Any) -> object:
+    """The one value that is of several classes: told apart by what it has. What was worked out
+    of it lies beside that, and is worked out anew."""
+    if kind is coexistence.Coexistence and isinstance(plain, dict):
+        for known in (coexistence.Groups, coexistence.Matrix, coexistence.Free):
+            names = {field.name for field in fields(known)}
+            if names <= plain.keys():
+                return msgspec.convert({name: plain[name] for name in names}, known)
+    raise NotImplementedError(kind)
 
 
 def _row_to_plain(kind: type, parts: tuple[object, ...]) -> Plain:
@@ -269,7 +290,7 @@ def _list(plain: Plain) -> list[Plain]:
 @cache
 def _values() -> dict[str, type]:
     """The core's classes whose values never change, by name."""
-    rooms = (types, events, effects, state)
+    rooms = (types, events, effects, state, coexistence)
     return {kind.__name__: kind for room in rooms for kind in _classes(room) if _is_value(kind)}
 
 
