@@ -7,6 +7,7 @@ run in this process against it. Damaged and differing journals are files made he
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ from rota.core.events import RequestArrived, TimePassed
 from rota.journal import Recording, Step
 from rota.journal.file import load, save
 from rota.journal.graph import freeze
-from tests.cli.support import BOUND_S, Served, model, served, write_config
+from tests.cli.support import BOUND_S, Served, model, served, wait_until, write_config
 from tests.core.makers import Stage
 
 
@@ -89,6 +90,29 @@ def test_a_request_s_story_is_told_by_the_id_its_client_knows(running: Served) -
     ):
         assert words in story, told.stdout
     assert rota("explain", ours, "--url", running.url).stdout.startswith(f"{ours}, for small:")
+
+
+# case W40
+def test_what_would_happen_is_told_and_does_not(running: Served) -> None:
+    ask(running, "small", "")
+    # At first it is kept a little for its caller's next request.
+    wait_until(lambda: running.admin.plan("big")["outcome"] == "evicts")
+    before = running.admin.status()["models"]
+    told = rota("explain", "plan", "big", "--url", running.url)
+    assert told.exit_code == 0, told.output
+    head, leaver = told.stdout.splitlines()
+    assert head.startswith("evicts on cpu")
+    assert head.endswith(": big would be loaded once small has left")
+    assert " of small would leave: makes room for big; not used for " in leaver
+    plan = json.loads(rota("explain", "plan", "big", "--json", "--url", running.url).stdout)
+    assert [leaver["model"] for leaver in plan["leaves"]] == ["small"]
+    told = rota("explain", "plan", "small", "--url", running.url)
+    assert re.fullmatch(r"served: r\d+ of small would serve it\n", told.stdout)
+    phases = [[replica["phase"] for replica in m["replicas"]] for m in before]
+    after = running.admin.status()["models"]
+    assert phases == [[replica["phase"] for replica in m["replicas"]] for m in after]
+    assert rota("explain", "plan", "smal", "--url", running.url).exit_code == 1
+    assert rota("explain", "other", "small", "--url", running.url).exit_code == 2
 
 
 def test_an_unknown_request_is_said_in_words(running: Served) -> None:

@@ -422,6 +422,10 @@ class FakeController:
     def queue(self) -> dict[str, object]:
         return {"queue": []}
 
+    async def plan(self, model: str) -> dict[str, object]:
+        self.asked.append(("plan", model))
+        return {"model": model}
+
     async def explain(self, request: str) -> dict[str, object]:
         self.asked.append(("explain", request))
         return {"requests": []}

@@ -132,6 +132,14 @@ async def test_explain_is_the_controller_s_for_any_id() -> None:
         assert gateway.controller.asked == [("explain", "a/b c~1")]
 
 
+async def test_plan_is_the_controller_s_for_any_name_or_alias() -> None:
+    async with start_gateway(answering(b"")) as gateway:
+        path = "/rota/v1/models/{}/plan"
+        assert (await get(gateway, path.format("m"))).json() == {"model": "m"}
+        assert gateway.controller.asked == [("plan", "m")]
+        assert (await get(gateway, path.format("no%2Fsuch"))).status == 404
+
+
 async def test_journal_is_saved_when_it_is_posted() -> None:
     async with start_gateway(answering(b"")) as gateway:
         answer = await ask(gateway.port, "POST", "/rota/v1/journal")
@@ -255,6 +263,7 @@ async def test_admin_guard_by_peer(peer: str | None, is_let_in: bool) -> None:
         ("/running", 200 if is_let_in else 403),
         ("/queue", 200 if is_let_in else 403),
         ("/rota/v1/explain/q", 200 if is_let_in else 403),
+        ("/rota/v1/models/m/plan", 200 if is_let_in else 403),
         ("/v1/models", 200),
         ("/health", 200),
     ):

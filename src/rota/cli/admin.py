@@ -47,6 +47,12 @@ class Admin:
         """`GET /rota/v1/queue`."""
         return self.send("GET", "/rota/v1/queue", {"queue"}, wait_s_max=ANSWER_S_MAX).result()
 
+    def plan(self, model: str) -> Json:
+        """`GET /rota/v1/models/{name}/plan`."""
+        path = f"/rota/v1/models/{quote(model, safe='')}/plan"
+        keys = {"model", "outcome", "text", "leaves"}
+        return self.send("GET", path, keys, wait_s_max=ANSWER_S_MAX).result()
+
     def explain(self, request: str) -> Json:
         """`GET /rota/v1/explain/{id}`."""
         path = f"/rota/v1/explain/{quote(request, safe='')}"

@@ -33,6 +33,16 @@ def explain(url: str, request: str, *, as_json: bool) -> None:
     _print(answer, _tell_stories(answer["requests"]), as_json=as_json)
 
 
+def plan(url: str, model: str, *, as_json: bool) -> None:
+    """Tell what a request for a model would meet now.
+
+    Raises:
+        RotaError: there is no such model, or no rota.
+    """
+    answer = Admin(url).plan(model)
+    _print(answer, _tell_plan(answer), as_json=as_json)
+
+
 def explain_file(path: Path, request: str | None, *, as_json: bool) -> bool:
     """Tell what a saved journal holds, of one request or of all, and replay it.
 
@@ -84,6 +94,16 @@ def _tell_stories(found: list[Json]) -> Iterator[str]:
         yield f"{story['request']}, for {story['model']}{_STATES.get(story['state'], '')}:"
         for line in story["lines"]:
             yield f"{line['at_s']:+11.3f} s  {line['text']}"
+
+
+def _tell_plan(answer: Json) -> Iterator[str]:
+    where = "" if not answer["devices"] else f" on {' + '.join(answer['devices'])}"
+    soon = "" if not answer["eta_s"] else f", in about {answer['eta_s']:.1f} s"
+    yield f"{answer['outcome']}{where}{soon}: {answer['text']}"
+    for leaver in answer["leaves"]:
+        again = leaver["load_s"]
+        cost = "" if again is None else f"; loading it again takes about {again:.1f} s"
+        yield f"  {leaver['replica']} of {leaver['model']} would leave: {leaver['why']}{cost}"
 
 
 def _plain(step: Step, recording: Recording) -> Json:

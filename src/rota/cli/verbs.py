@@ -56,6 +56,7 @@ def main() -> None:
     rota ps                         who is loaded, who waits, and for what
     rota queue                      each caller who waits, and how long still
     rota explain ID                 what became of one request, and why
+    rota explain plan MODEL         what would happen if it were asked for now
     rota lease MODEL                keep a model where it is for some time
 
     Exit codes: 0 done; 1 failed; 2 wrong usage; 3 not now, try again; 4 nothing answers.
@@ -273,24 +274,37 @@ def queue(url: str, as_json: bool) -> None:
 
 @main.command()
 @click.argument("request_id", metavar="[ID]", required=False)
+@click.argument("model", metavar="[plan MODEL]", required=False)
 @click.option("--journal", "path", type=_FILE, metavar="FILE", help="A saved journal to replay.")
 @click.option("--request", "wanted", metavar="ID", help="Of a saved journal, this request only.")
 @_url
 @_json
 def explain(
-    request_id: str | None, path: Path | None, wanted: str | None, url: str, as_json: bool
+    request_id: str | None,
+    model: str | None,
+    path: Path | None,
+    wanted: str | None,
+    url: str,
+    as_json: bool,
 ) -> None:
-    """Tell what became of a request, and why.
+    """Tell what became of a request, and why; or what would become of one.
 
     ID is its X-Request-Id: what it waited for, who had to leave for it, what that cost.
+
+    `rota explain plan MODEL` tells what a request for the model would meet now: whether it would
+    be loaded, who would have to leave, and which rule says so. Nothing changes by asking.
 
     With --journal, tell all that a saved journal holds, and replay it: fails when the same events
     do not lead to the same decisions.
     """
     from rota.cli.explain import explain as run
-    from rota.cli.explain import explain_file
+    from rota.cli.explain import explain_file, plan
 
-    if path is not None:
+    if model is not None:
+        if request_id != "plan" or path is not None or wanted is not None:
+            raise click.UsageError("one request at a time; of a model: rota explain plan MODEL")
+        plan(url, model, as_json=as_json)
+    elif path is not None:
         if not explain_file(path, wanted or request_id, as_json=as_json):
             raise click.exceptions.Exit(EXIT_FAILED)
     elif request_id is None or wanted is not None:

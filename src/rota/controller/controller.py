@@ -39,8 +39,9 @@ from rota.core.events import (
 from rota.core.words import not_found
 from rota.engines.base import Endpoint
 from rota.errors import CapacityError, ReplicaError, RequestError, RotaError
-from rota.journal import stories
+from rota.journal import rehearse, stories
 from rota.journal.file import save
+from rota.journal.graph import freeze
 from rota.store import LeaseKeeper
 from rota.waiting import waiting
 
@@ -322,6 +323,21 @@ class Controller:
         """Who waits, at which place, for what, and how long still, as plain values for JSON."""
         self.post(TimePassed())
         return {"queue": waiting(self._loop.state)}
+
+    async def plan(self, model: str) -> dict[str, object]:
+        """What a request for a model would meet now, and who would have to leave for it; nothing
+        changes by asking. Not worked out in the loop's own thread.
+
+        Raises:
+            RequestError: there is no such model.
+        """
+        if model not in self._loop.state.demands:
+            raise error_of(self._loop.state, model, not_found(model))
+        self.post(TimePassed())
+        request = self._unused_id("plan")
+        asked = RequestArrived(request, model, caller=request, obstacle=self._obstacle(model))
+        rows, now_ms = freeze(self._loop.scheduler), self._loop.now_ms()
+        return (await asyncio.to_thread(rehearse, rows, asked, now_ms)).as_plain()
 
     async def explain(self, request: str) -> dict[str, object]:
         """The story of every request of this id, as far as the journal goes back; not read in

@@ -196,11 +196,12 @@ class Matrix:
         """See `Coexistence`. By cost, then by the file's order of sets, then by that within
         one; llama-swap takes the first."""
         asked = (target, present)
-        if asked not in self._memo:
+        options = self._memo.get(asked)  # and not looked up twice: another thread may clear it
+        if options is None:
             if len(self._memo) >= _MEMO_MAX:
                 self._memo.clear()
-            self._memo[asked] = self._options(target, present - {target})
-        return self._memo[asked]
+            options = self._memo[asked] = self._options(target, present - {target})
+        return options
 
     def _options(self, target: ModelName, present: frozenset[ModelName]) -> tuple[Option, ...]:
         costs = {model: self.costs.get(model, EVICTION_COST) for model in present}

@@ -137,6 +137,7 @@ class _Beside:
             Route("/rota/v1/queue", admin(self._queue)),
             Route("/rota/v1/explain/{id:path}", admin(self._explain)),
             Route("/rota/v1/journal", admin(self._save_journal), methods=["POST"]),
+            Route("/rota/v1/models/{name:path}/plan", admin(self._plan)),
             Route("/rota/v1/models/{name:path}/load", admin(self._load), methods=["POST"]),
             Route("/rota/v1/models/{name:path}/unload", admin(self._unload), methods=["POST"]),
             Route("/rota/v1/models/{name:path}/pin", admin(self._pin), methods=["POST"]),
@@ -234,6 +235,10 @@ class _Beside:
 
     async def _explain(self, request: Request) -> Response:
         return JSONResponse(await self._controller.explain(request.path_params["id"]))
+
+    async def _plan(self, request: Request) -> Response:
+        name = self._find(request.path_params["name"]).name
+        return JSONResponse(await self._controller.plan(name))
 
     async def _save_journal(self, request: Request) -> Response:
         return JSONResponse({"path": str(await self._controller.save_journal())})

@@ -136,6 +136,9 @@ class Controller(Protocol):
     def queue(self) -> dict[str, object]:
         """The body of `GET /rota/v1/queue`."""
 
+    async def plan(self, model: str) -> dict[str, object]:
+        """The body of `GET /rota/v1/models/{name}/plan`. Raises: RotaError: there is none."""
+
     async def explain(self, request: str) -> dict[str, object]:
         """The body of `GET /rota/v1/explain/{id}`. Raises: RotaError: it is not known."""
 
