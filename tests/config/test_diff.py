@@ -96,9 +96,11 @@ def test_keys_at_the_top(tmp_path: Path) -> None:
         tmp_path,
         (":8080", ":8081"),
         ("24GiB", "23GiB"),
-        ("    models:", "    hold_max: 1m\n    state: /elsewhere\n    models:"),
+        ("    models:", "    hold_max: 1m\n    eviction: lru\n    state: /elsewhere\n    models:"),
     )
-    assert found.top == Changed(now=("hold_max",), restart=("listen", "devices", "state"))
+    assert found.top == Changed(
+        now=("hold_max", "eviction"), restart=("listen", "devices", "state")
+    )
     assert found.unchanged == ("a", "b", "far")
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from rota.config.addresses import is_own
 from rota.config.values import CommandEngine, JobsConfig, KeyConfig, LlamaCppEngine, UrlEngine
-from rota.core.types import Scaling
+from rota.core.types import Eviction, Scaling
 from tests.config.helpers import complaints, loaded, warnings
 
 CMD = f'cmd: "{sys.executable} -m x ${{PORT}}", memory: 1GiB'
@@ -191,6 +191,15 @@ def test_who_goes_first_and_who_stays(tmp_path: Path) -> None:
     assert not any(model.is_exclusive_while_busy for model in models)
     assert config.lease_ttl_ms_max == 3_600_000
     assert warnings(tmp_path, text) == ["5: `pinned` does nothing while the model is off"]
+
+
+def test_what_decides_who_leaves(tmp_path: Path) -> None:
+    models = f"models: {{a: {{{CMD}, scaling: {{max: 1}}}}}}"
+    assert loaded(tmp_path, models).eviction is Eviction.VALUE
+    assert loaded(tmp_path, f"eviction: lru\n{models}").eviction is Eviction.LRU
+    assert complaints(tmp_path, f"eviction: fifo\n{models}") == [
+        "1:11: `eviction` is `fifo`; it is `value` or `lru`"
+    ]
 
 
 def test_wrong_words_about_who_goes_first(tmp_path: Path) -> None:

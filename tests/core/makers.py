@@ -45,10 +45,15 @@ def rooms(**free_and_total: tuple[int, int]) -> list[DeviceRoom]:
 
 
 def candidate(
-    replica: str, last_use_ms: int, *, is_busy: bool = False, **holds_mib: int
+    replica: str,
+    last_use_ms: int,
+    *,
+    is_busy: bool = False,
+    loss_ms: float = 0.0,
+    **holds_mib: int,
 ) -> Candidate:
     held: Mapping[str, int] = holds_mib
-    return Candidate(replica, held, last_use_ms, is_busy)
+    return Candidate(replica, held, last_use_ms, is_busy, loss_ms)
 
 
 class Stage:

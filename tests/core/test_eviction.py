@@ -1,6 +1,7 @@
 """Who leaves, and for whom: the cheapest sufficient set.
 
-Worked cases for the planner; whoever changes `eviction.value` changes these.
+Worked cases for the planner; whoever changes `eviction.value` changes these. Where no loss is
+stated all lose the same, and the least recent use decides.
 """
 
 from __future__ import annotations
@@ -79,6 +80,74 @@ def test_a_victim_on_two_devices_clears_both() -> None:
     assert found.placement.devices == ("a", "c")
 
 
+def test_the_one_least_likely_to_be_missed_leaves_though_it_was_used_last() -> None:
+    found = plan(
+        model(memory_mib=4),
+        "n",
+        rooms(a=(0, 10)),
+        [candidate("dear", 100, loss_ms=9.0, a=5), candidate("cheap", 200, loss_ms=1.0, a=5)],
+    )
+    assert found is not None
+    assert found.victims == ("cheap",)
+
+
+def test_a_loss_counts_by_what_it_frees() -> None:
+    """Six small ones would lose less each, and more together than the large one."""
+    small = [candidate(f"s{n}", n, loss_ms=2.0, a=2) for n in range(6)]
+    found = plan(
+        model(memory_mib=12), "n", rooms(a=(0, 24)), [*small, candidate("l", 9, loss_ms=3.0, a=12)]
+    )
+    assert found is not None
+    assert found.victims == ("l",)
+
+
+def test_one_that_does_alone_goes_rather_than_a_large_one_that_loses_more() -> None:
+    """For each MiB the large one is the cheapest; only its half is needed."""
+    found = plan(
+        model(memory_mib=8),
+        "n",
+        rooms(a=(0, 24)),
+        [candidate("large", 1, loss_ms=9.0, a=16), candidate("small", 2, loss_ms=5.0, a=8)],
+    )
+    assert found is not None
+    assert found.victims == ("small",)
+
+
+def test_a_small_one_is_not_sacrificed_in_vain() -> None:
+    """It is the cheapest and does not suffice; the one that does makes it superfluous."""
+    found = plan(
+        model(memory_mib=8),
+        "n",
+        rooms(a=(0, 10)),
+        [candidate("small", 1, loss_ms=0.1, a=2), candidate("large", 2, loss_ms=5.0, a=8)],
+    )
+    assert found is not None
+    assert found.victims == ("large",)
+
+
+def test_devices_compare_by_all_that_is_lost_there() -> None:
+    found = plan(
+        model(memory_mib=8),
+        "n",
+        rooms(a=(0, 8), b=(0, 8)),
+        [
+            candidate("a1", 1, loss_ms=2.0, a=4),
+            candidate("a2", 1, loss_ms=2.0, a=4),
+            candidate("b1", 9, loss_ms=3.0, b=8),
+        ],
+    )
+    assert found is not None
+    assert found.victims == ("b1",)
+
+
+def test_one_on_two_devices_counts_all_that_it_frees() -> None:
+    wide = candidate("wide", 9, loss_ms=5.0, a=8, b=8)
+    narrow = [candidate("a1", 1, loss_ms=4.0, a=8), candidate("b1", 2, loss_ms=4.0, b=8)]
+    found = plan(model(memory_mib=8, count=2), "n", rooms(a=(0, 16), b=(0, 16)), [wide, *narrow])
+    assert found is not None
+    assert found.victims == ("wide",)
+
+
 def test_no_plan_where_all_leaving_is_not_enough() -> None:
     assert plan(model(memory_mib=8), "n", rooms(a=(0, 10)), [candidate("x", 1, a=7)]) is None
 
@@ -91,6 +160,7 @@ def test_no_plan_where_all_leaving_is_not_enough() -> None:
             holds_mib=st.dictionaries(st.sampled_from("abc"), st.integers(1, 4), min_size=1),
             last_use_ms=st.integers(0, 9),
             is_busy=st.booleans(),
+            loss_ms=st.sampled_from((0.0, 1.0, 2.5)),
         ),
         max_size=6,
         unique_by=lambda candidate: candidate.replica,

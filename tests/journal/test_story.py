@@ -73,7 +73,10 @@ def swapped() -> Tale:
 
 MADE_ROOM = [
     "+0.0 asked for b, from peer:x",
-    "+0.0 r1 of a was told to stop: makes room for b; not used for 2.0 s",
+    (
+        "+0.0 r1 of a was told to stop: makes room for b; not used for 2.0 s, "
+        "wanted about 9 times an hour, 1 s to load again"
+    ),
     "+0.0 waits: waiting for a to leave",
     "+0.4 r1 of a was gone, 0.400 s after it was told to stop",
     "+0.4 r2 of b was started on d: b was not loaded; a left to make room",
@@ -104,7 +107,10 @@ def test_of_a_request_that_made_room_and_what_that_cost(swapped: Tale) -> None:
 def test_of_one_that_joins_a_load_under_way(swapped: Tale) -> None:
     swapped.ask("q3", "b", after_ms=600)
     assert swapped.told("q3") == [
-        "-1.0 r1 of a was told to stop: makes room for b; not used for 2.0 s",
+        (
+            "-1.0 r1 of a was told to stop: makes room for b; not used for 2.0 s, "
+            "wanted about 9 times an hour, 1 s to load again"
+        ),
         "-0.6 r1 of a was gone, 0.400 s after it was told to stop",
         "-0.6 r2 of b was started on d: b was not loaded; a left to make room",
         "+0.0 asked for b, from peer:x",

@@ -29,7 +29,7 @@ from rota.config.values import (
     ModelConfig,
     UrlEngine,
 )
-from rota.core.types import Model
+from rota.core.types import Eviction, Model
 from rota.errors import ConfigError
 
 
@@ -67,6 +67,7 @@ def load(
         queue_bytes_max=keys.queue_bytes_max,
         hold_ms_max=keys.hold_max,
         lease_ttl_ms_max=keys.lease_ttl_max,
+        eviction=Eviction(keys.eviction),
         coexistence=coexistence,
         keys=clients,
         body_bytes_max=keys.body_bytes_max,

@@ -522,6 +522,12 @@ class FileKeys(Keys):
         {},
     )
     defaults: SharedKeys = key("mapping", "For every model that says nothing else.", SharedKeys())
+    eviction: Annotated[Literal["value", "lru"], _reader(_one_of("value", "lru"), "text")] = key(
+        "`value` or `lru`",
+        "Who makes room, among those who may: who is least likely to be missed for what it frees, "
+        "by its requests so far and what a load takes; or who was not used for longest.",
+        "value",
+    )
     groups: Annotated[dict[str, GroupKeys], BeforeValidator(_mapping)] = key(
         "mapping", "Models that swap with each other or with everyone, each group by a name.", {}
     )

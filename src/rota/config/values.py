@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rota.core.coexistence import FREE, Coexistence
-from rota.core.types import Model
+from rota.core.types import Eviction, Model
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +176,7 @@ class Config:
         devices: as stated; empty = found on the machine.
         state_dir: where the lock, engine logs and records are kept.
         lease_ttl_ms_max: the longest that a lease lasts, its renewals included.
+        eviction: what decides who makes room, among those who may.
         coexistence: which models may be loaded together, by the file's groups or matrix.
         keys: who may ask for models; empty = whoever can connect.
         allow_open: listen beyond loopback although there are no keys.
@@ -191,6 +192,7 @@ class Config:
     hold_ms_max: int = 300_000
     lease_ttl_ms_max: int = 3_600_000
     body_bytes_max: int = 64 * 1024 * 1024
+    eviction: Eviction = Eviction.VALUE
     coexistence: Coexistence = FREE
     keys: Mapping[str, KeyConfig] = field(default_factory=dict)
     allow_open: bool = False

@@ -345,6 +345,7 @@ class Loop:
             hold_ms_max=self._config.hold_ms_max,
             lease_ms_max=self._config.lease_ttl_ms_max,
             replica_count=replica_count,
+            eviction=self._config.eviction,
         )
 
 

@@ -40,6 +40,8 @@ def change_models(orders: Orders, event: ModelsChanged) -> None:
         state.coexistence = event.coexistence
         for demand in state.demands.values():
             orders.drop_promise(demand)
+    if event.eviction is not None:
+        state.eviction = event.eviction
     before, coming = state.demands, {model.name: model for model in event.models}
     state.demands = {name: before.get(name) or new_demand(model) for name, model in coming.items()}
     state.demands |= {name: demand for name, demand in before.items() if name not in coming}

@@ -12,6 +12,7 @@ from enum import Enum
 from rota.core.coexistence import FREE, Coexistence
 from rota.core.types import (
     Device,
+    Eviction,
     LeaseClaim,
     LeaseId,
     Model,
@@ -264,12 +265,14 @@ class ModelsChanged:
         coexistence: which models may stand together.
         relaunched: those that are started in another way than before; a failure of theirs
             says nothing any more.
-        queue_bytes_max, hold_ms_max, lease_ms_max: see `scheduler.Scheduler`; None = as before.
+        eviction, queue_bytes_max, hold_ms_max, lease_ms_max: see `scheduler.Scheduler`; None = as
+            before.
     """
 
     models: tuple[Model, ...]
     coexistence: Coexistence = FREE
     relaunched: frozenset[ModelName] = frozenset()
+    eviction: Eviction | None = None
     queue_bytes_max: int | None = None
     hold_ms_max: int | None = None
     lease_ms_max: int | None = None

@@ -2,26 +2,30 @@
 
 Think of clearing a shelf for a parcel: look at each shelf that could hold it, take down the
 things least likely to be missed until it fits, put back whatever turned out not to be in the
-way, and clear the shelf where that hurts least. What an eviction costs is one function,
-`value`; it is the least recent use for now, so it is where a better rule goes.
+way, and clear the shelf where that hurts least. What an absence costs comes with each
+candidate (`loss_ms`, see `worth`); who goes first is one function, `value`, by the loss for each
+MiB that is gained. Where all lose the same, as with `eviction: lru`, it is the least recent use.
 
 The planner is a pure question, asked often and therefore silent: who *may* leave is the
 scheduler's to say (`Candidate`), and acting on the answer is the scheduler's too. Searching
-all subsets was refused: devices hold a handful of replicas and the greedy answer with the
-superfluous put back is the same or within one victim of it.
+all subsets was refused: devices hold a handful of replicas, and the greedy answer with the
+superfluous put back, or the one victim that does alone, is the same or close to it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import fsum
 
 from rota.core.ledger import DeviceRoom
 from rota.core.placement import allowed, need_mib, placement_on
 from rota.core.types import DeviceId, Model, NodeId, Placement, ReplicaId
 
-Cost = tuple[tuple[bool, int], ...]
-"""What leaving costs: the value of each victim, the dearest first; the empty one is the least."""
+Cost = tuple[tuple[int, ...], float, tuple[int, ...]]
+"""What leaving costs: work to wait for, by its last use; what is lost by the absence of the idle;
+their last uses. Of last uses the latest counts first, then how many there are."""
+NOTHING: Cost = ((), 0.0, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +36,14 @@ class Candidate:
         holds_mib: its memory on each device of the node.
         last_use_ms: when its last grant ended, or when it became ready.
         is_busy: whether work must end before it can go.
+        loss_ms: what its absence is expected to cost; of one at work it is not asked.
     """
 
     replica: ReplicaId
     holds_mib: Mapping[DeviceId, int]
     last_use_ms: int
     is_busy: bool = False
+    loss_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +55,21 @@ class Plan:
     cost: Cost
 
 
-def value(candidate: Candidate) -> tuple[bool, int]:
-    """What is lost by evicting it; the least is evicted first.
+def value(candidate: Candidate) -> tuple[bool, float, int]:
+    """What keeps a replica where it is; the least is evicted first.
 
-    Work that must be waited for costs most; then the least recently used goes.
+    Work that must be waited for keeps it most, the latest used longest. An idle one is kept by
+    what its absence costs for each MiB that it gives back, wherever; then by its last use.
     """
-    return (candidate.is_busy, candidate.last_use_ms)
+    if candidate.is_busy:
+        return (True, 0.0, candidate.last_use_ms)
+    gain_mib = max(1, sum(candidate.holds_mib.values()))
+    return (False, candidate.loss_ms / gain_mib, candidate.last_use_ms)
+
+
+def least_cost(candidates: Iterable[Candidate]) -> Cost:
+    """What no plan that makes some of these leave can be cheaper than."""
+    return min(map(_cost_of_one, candidates))
 
 
 def plan(
@@ -76,8 +91,7 @@ def plan(
         offers = [
             (_cost(offer), index, offer)
             for index, room in enumerate(open_rooms)
-            if (offer := _clear(room, need_mib(model, room), ranked.get(room.id, ()), victims))
-            is not None
+            if (offer := _clear(model, room, ranked.get(room.id, ()), victims)) is not None
         ]
         if not offers:
             return None
@@ -93,35 +107,52 @@ def plan(
 
 
 def _clear(
+    model: Model,
     room: DeviceRoom,
-    need: int,
     ranked: Sequence[Candidate],
     already: Mapping[ReplicaId, Candidate],
 ) -> list[Candidate] | None:
-    """The further victims that make `need` fit into this device; None if all are not enough.
+    """The further victims that make room on this device; None if all are not enough.
 
     Args:
         ranked: those who hold memory of it, the least valuable first.
         already: those who leave anyway.
     """
-    have = room.free + room.coming
-    have += sum(candidate.holds_mib.get(room.id, 0) for candidate in already.values())
+    gone_mib = sum(candidate.holds_mib.get(room.id, 0) for candidate in already.values())
+    lack_mib = need_mib(model, room) - room.free - room.coming - gone_mib
+    others = [candidate for candidate in ranked if candidate.replica not in already]
     victims: list[Candidate] = []
-    for candidate in ranked:
-        if have >= need:
+    for candidate in others:
+        if lack_mib <= 0:
             break
-        if candidate.replica not in already:
-            victims.append(candidate)
-            have += candidate.holds_mib[room.id]
-    if have < need:
+        victims.append(candidate)
+        lack_mib -= candidate.holds_mib[room.id]
+    if lack_mib > 0:
         return None
-    for candidate in sorted(victims, key=value, reverse=True):  # put back what is not in the way
-        if have - candidate.holds_mib[room.id] >= need:
+    for candidate in sorted(victims, key=_cost_of_one, reverse=True):
+        if lack_mib + candidate.holds_mib[room.id] <= 0:  # it is not in the way: put it back
             victims.remove(candidate)
-            have -= candidate.holds_mib[room.id]
-    return victims
+            lack_mib += candidate.holds_mib[room.id]
+    if model.device_count > 1:  # what else its victims free is wanted too
+        return victims
+    # For each MiB these cost little; one that does alone may cost less.
+    least_mib = lack_mib + sum(candidate.holds_mib[room.id] for candidate in victims)
+    loss_ms = fsum(victim.loss_ms for victim in victims)
+    alone = [
+        [candidate]
+        for candidate in others
+        if candidate.loss_ms < loss_ms and candidate.holds_mib[room.id] >= least_mib
+    ]
+    return min([victims, *alone], key=_cost)
 
 
 def _cost(victims: Sequence[Candidate]) -> Cost:
-    """Costs compare by the dearest victim first, then the next, then by how many."""
-    return tuple(sorted((value(candidate) for candidate in victims), reverse=True))
+    busy = sorted((victim.last_use_ms for victim in victims if victim.is_busy), reverse=True)
+    idle = sorted((victim.last_use_ms for victim in victims if not victim.is_busy), reverse=True)
+    loss_ms = fsum(victim.loss_ms for victim in victims if not victim.is_busy)
+    return (tuple(busy), loss_ms, tuple(idle))
+
+
+def _cost_of_one(victim: Candidate) -> Cost:
+    last_use = (victim.last_use_ms,)
+    return (last_use, 0.0, ()) if victim.is_busy else ((), victim.loss_ms, last_use)

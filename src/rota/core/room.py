@@ -10,11 +10,12 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
-from rota.core.eviction import Candidate, Cost, Plan, plan, value
+from rota.core import worth
+from rota.core.eviction import NOTHING, Candidate, Cost, Plan, least_cost, plan
 from rota.core.ledger import DeviceKey, DeviceRoom
 from rota.core.placement import could_ever_fit, place
 from rota.core.state import Demand, Promise, Rank, Replica, State
-from rota.core.types import Device, Model, ModelName, NodeId, Phase, Placement, ReplicaId
+from rota.core.types import Device, Eviction, Model, ModelName, NodeId, Phase, Placement, ReplicaId
 
 Claims = Mapping[DeviceKey, int]
 """MiB promised to earlier demands, by device."""
@@ -214,7 +215,7 @@ def best_plan(
         if not replica.is_leaving:
             by_node[replica.placement.node].append(_candidate(state, replica))
     floors = sorted(
-        (() if not _is_full(state, model, node) else (min(map(value, candidates)),), index, node)
+        (least_cost(candidates) if _is_full(state, model, node) else NOTHING, index, node)
         for index, (node, candidates) in enumerate(by_node.items())
         if candidates or not _is_full(state, model, node)
     )
@@ -346,11 +347,21 @@ def _rooms(
 
 def _candidate(state: State, replica: Replica) -> Candidate:
     """As the planner sees it; one that has yet to serve is as good as used this instant."""
-    placement = replica.placement
-    has_yet_to_serve = replica.phase is Phase.STARTING or state.demand_of(replica).owes(replica)
+    placement, demand = replica.placement, state.demand_of(replica)
+    has_yet_to_serve = replica.phase is Phase.STARTING or demand.owes(replica)
+    is_busy = has_yet_to_serve or not replica.is_idle
     return Candidate(
         replica=replica.id,
         holds_mib=dict(placement.shares()),
         last_use_ms=state.now_ms if has_yet_to_serve else replica.last_use_ms,
-        is_busy=has_yet_to_serve or not replica.is_idle,
+        is_busy=is_busy,
+        loss_ms=0.0 if is_busy else _loss_ms(state, demand),
     )
+
+
+def _loss_ms(state: State, demand: Demand) -> float:
+    """What the absence of one of its replicas is expected to cost; they bear it together."""
+    if state.eviction is Eviction.LRU:
+        return 0.0
+    whole_ms = worth.loss_ms(demand.history, demand.load_ms, state.now_ms)
+    return whole_ms if len(demand.replicas) == 1 else whole_ms / sum(1 for _ in demand.live())

@@ -83,7 +83,7 @@ from rota.core.state import (
     Replica,
     State,
 )
-from rota.core.types import LeaseClaim, Model, Phase, ReplicaId, RequestId, Rules
+from rota.core.types import Eviction, LeaseClaim, Model, Phase, ReplicaId, RequestId, Rules
 
 OWED_MS = 10_000
 """A ready replica stands for a caller this long after it should have been back."""
@@ -110,6 +110,7 @@ class Scheduler:
             used again.
         coexistence: which models may stand together.
         rules: for simulations, which switch one off to show what it is for.
+        eviction: what decides who makes room, among those who may.
     """
 
     def __init__(
@@ -122,11 +123,12 @@ class Scheduler:
         replica_count: int = 0,
         coexistence: Coexistence = FREE,
         rules: Rules | None = None,
+        eviction: Eviction = Eviction.VALUE,
     ) -> None:
         demands = [new_demand(model) for model in models]
         by_name = {demand.model.name: demand for demand in demands}
         assert len(by_name) == len(demands), "two models of one name"
-        self.state = State(by_name, rules or Rules(), coexistence)
+        self.state = State(by_name, rules or Rules(), coexistence, eviction)
         for demand in demands:
             self.state.note_kept(demand)
         self.queue_bytes_max = queue_bytes_max
@@ -297,6 +299,7 @@ class Scheduler:
         return RefusalCode.QUEUE_FULL if is_full or held_bytes > self.queue_bytes_max else None
 
     def _new_entry(self, event: Ask, demand: Demand) -> Entry:
+        demand.history.note(self.state.now_ms)  # who comes back wants nothing new
         return Entry(
             kind=_kind(event),
             caller="" if isinstance(event, LoadAsked) else event.caller,

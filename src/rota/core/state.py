@@ -29,6 +29,7 @@ from rota.core.effects import Tell
 from rota.core.events import StopCause
 from rota.core.ledger import Ledger
 from rota.core.types import (
+    Eviction,
     LeaseClaim,
     LeaseId,
     Model,
@@ -40,6 +41,7 @@ from rota.core.types import (
     RequestId,
     Rules,
 )
+from rota.core.worth import History
 
 Place = tuple[int, int]
 """Age: (since_ms, order of arrival). Lower came first."""
@@ -329,6 +331,7 @@ class Demand:
         is_removed: no longer in the file; it takes nobody, and is forgotten once it has ended.
         holds: until when the model is kept for whose next request.
         held_until_ms: the last of these; before it nobody is evicted by the patient.
+        history: when it was wanted, which says how soon it is likely to be wanted again.
     """
 
     model: Model
@@ -355,6 +358,7 @@ class Demand:
     cooldown_until_ms: int = 0
     holds: dict[str, int] = field(default_factory=dict)
     held_until_ms: int = 0
+    history: History = field(default_factory=History)
 
     # ── its replicas ─────────────────────────────────────────────────────────────────────
 
@@ -522,6 +526,7 @@ class State:
     Args:
         rules: those that are on; all of them in service.
         coexistence: which models may stand together.
+        eviction: what decides who leaves.
         waiting: where each waiting request is queued.
         granted: the grants that have not ended.
         leases: the leases that have not ended.
@@ -537,6 +542,7 @@ class State:
     demands: dict[ModelName, Demand]
     rules: Rules = field(default_factory=Rules)
     coexistence: Coexistence = FREE
+    eviction: Eviction = Eviction.VALUE
     now_ms: int = 0
     ledger: Ledger = field(default_factory=Ledger)
     replicas: dict[ReplicaId, Replica] = field(default_factory=dict)

@@ -31,6 +31,13 @@ class Phase(Enum):
     STOPPING = "stopping"
 
 
+class Eviction(Enum):
+    """What decides who makes room, among those who may."""
+
+    VALUE = "value"  # what their absence is expected to cost, for each MiB
+    LRU = "lru"  # the least recent use alone
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """Something with memory to place a replica on: a GPU, or RAM for engines on the CPU."""

@@ -11,10 +11,11 @@ from collections.abc import Container, Iterable, Iterator
 from typing import assert_never
 from zlib import crc32
 
+from rota.core import worth
 from rota.core.effects import Refusal, RefusalCode, Tell, WaitKind
 from rota.core.room import NAMED_MAX, Outlook, fits_somewhere, free_place, holders, in_the_way
 from rota.core.state import Demand, Replica, State
-from rota.core.types import Model, ModelName, Phase, ReplicaId, RequestId
+from rota.core.types import Eviction, Model, ModelName, Phase, ReplicaId, RequestId
 
 RETRY_MS_MIN = 2_000
 RETRY_MS_MAX = 60_000
@@ -125,7 +126,20 @@ def eviction_reason(state: State, demand: Demand, victim: Replica) -> str:
     if victim.phase is Phase.STARTING:
         return f"called off: nobody waits for it, and {demand.model.name} needs its room"
     idle_s = (state.now_ms - victim.last_use_ms) / 1_000
-    return f"makes room for {demand.model.name}; not used for {idle_s:.1f} s"
+    text = f"makes room for {demand.model.name}; not used for {idle_s:.1f} s"
+    if state.eviction is Eviction.LRU:
+        return text
+    known = state.demand_of(victim)
+    load_s = worth.reload_ms(known.load_ms) / 1_000
+    per_hour = known.history.per_hour(state.now_ms)
+    return f"{text}, wanted {_how_often(per_hour)}, {load_s:.0f} s to load again"
+
+
+def _how_often(per_hour: float) -> str:
+    if per_hour >= 2:
+        return f"about {per_hour:.0f} times an hour"
+    per_day = 24 * per_hour
+    return f"about {per_day:.0f} times a day" if per_day >= 2 else "seldom"
 
 
 def not_found(model: str) -> Refusal:

@@ -32,6 +32,7 @@ from rota.core import (
     scheduler,
     state,
     types,
+    worth,
 )
 from rota.core.ledger import Ledger
 from rota.core.scheduler import Scheduler
@@ -306,7 +307,7 @@ def _tuples() -> dict[str, type[tuple[object, ...]]]:
 def _things() -> dict[str, type]:
     """The classes of things that change, by name."""
     kinds: list[type] = [ledger.Ledger, scheduler.Scheduler, *_CONTAINERS]
-    rooms = (state, orders, clearing)
+    rooms = (state, orders, clearing, worth)
     kinds += [k for r in rooms for k in _classes(r) if is_dataclass(k) and not _is_value(k)]
     return {kind.__name__: kind for kind in kinds}
 
