@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rota.core.coexistence import FREE, Coexistence
 from rota.core.effects import Effect, Grant, Refuse, Start, Stop
 from rota.core.events import Event, NodeJoined, RequestArrived
 from rota.core.eviction import Candidate
@@ -59,10 +60,10 @@ def candidate(
 class Stage:
     """A scheduler whose every step is checked."""
 
-    def __init__(self, *models: Model, **devices_mib: int) -> None:
+    def __init__(self, *models: Model, coexistence: Coexistence = FREE, **devices_mib: int) -> None:
         self.now_ms = 0
-        self.scheduler = Scheduler(models)
-        self.audit = EffectAudit(models)
+        self.scheduler = Scheduler(models, coexistence=coexistence)
+        self.audit = EffectAudit(models, coexistence)
         self.count = 0
         listed = tuple(Device(name, mib) for name, mib in (devices_mib or {"d0": 10}).items())
         self.feed(NodeJoined("n0", listed))

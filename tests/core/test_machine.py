@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from rota.core.coexistence import FREE, Coexistence, Group, Groups, Matrix
 from rota.core.effects import Effect, Grant, Leased, LeaseEnded, Loaded, Refuse, Start, Stop
 from rota.core.events import (
     Event,
@@ -57,6 +58,28 @@ def fleets(draw: st.DrawFn) -> tuple[tuple[tuple[Device, ...], ...], list[Model]
 
 
 @st.composite
+def rules(draw: st.DrawFn) -> Coexistence:
+    """Mostly none; else groups, or a matrix, of some of the models."""
+    names = [f"m{n}" for n in range(5)]
+    what = draw(st.sampled_from(("none", "none", "groups", "matrix")))
+    if what == "none":
+        return FREE
+    if what == "matrix":
+        sets = ("m0 & m1", "(m1 | m2) & m3", "+s0 & m3", "m4")
+        chosen = draw(st.lists(st.sampled_from(sets), min_size=1, max_size=3))
+        costs = {"m1": draw(st.sampled_from((1, 10)))}
+        return Matrix((("s0", "m0 & m1"), *((f"t{n}", s) for n, s in enumerate(chosen))), {}, costs)
+    cut = draw(st.integers(1, 4))
+    truth = st.booleans()
+    return Groups(
+        tuple(
+            Group(name, frozenset(members), draw(truth), draw(truth), draw(truth))
+            for name, members in (("g", names[:cut]), ("h", names[cut:]))
+        )
+    )
+
+
+@st.composite
 def models(draw: st.DrawFn, name: str) -> Model:
     low, high = draw(st.sampled_from(((0, 1),) * 5 + ((0, 0), (1, 1), (1, 2), (2, 2), (0, 2))))
     return Model(
@@ -85,14 +108,19 @@ class Machine(RuleBasedStateMachine):
     now_ms = 0
     count = 0
 
-    @initialize(fleet=fleets(), joins_late=st.booleans())
+    @initialize(fleet=fleets(), coexistence=rules(), joins_late=st.booleans())
     def begin(
-        self, fleet: tuple[tuple[tuple[Device, ...], ...], list[Model]], joins_late: bool
+        self,
+        fleet: tuple[tuple[tuple[Device, ...], ...], list[Model]],
+        coexistence: Coexistence,
+        joins_late: bool,
     ) -> None:
         devices, self.models = fleet
-        self.scheduler = Scheduler(self.models, queue_bytes_max=QUEUE_BYTES_MAX)
-        self.twin = Scheduler(self.models, queue_bytes_max=QUEUE_BYTES_MAX)
-        self.audit = EffectAudit(self.models)
+        self.scheduler, self.twin = (
+            Scheduler(self.models, queue_bytes_max=QUEUE_BYTES_MAX, coexistence=coexistence)
+            for _ in range(2)
+        )
+        self.audit = EffectAudit(self.models, coexistence)
         self.joining = [NodeJoined(f"n{n}", listed) for n, listed in enumerate(devices)]
         self.waiting: list[str] = []
         self.granted: list[str] = []
@@ -128,7 +156,8 @@ class Machine(RuleBasedStateMachine):
         if coming:
             self.models = coming
             relaunched = data.draw(st.sampled_from((frozenset(), frozenset({"m0", "m1"}))))
-            self.feed(ModelsChanged(tuple(coming), relaunched=relaunched))
+            coexistence = data.draw(rules())
+            self.feed(ModelsChanged(tuple(coming), coexistence, relaunched))
 
     @precondition(lambda self: self.joining)
     @rule()

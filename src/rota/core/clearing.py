@@ -58,7 +58,7 @@ class Clearing:
             promise = demand.promise
             if promise is not None:
                 is_closed = self._is_closed(demand, promise)
-                outlook.note(rank, promise, is_closed=is_closed)
+                outlook.note(rank, demand, promise, is_closed=is_closed)
             if demand.replicas_wanted() and (promise is None or promise.is_barrier):
                 outlook.is_someone_left = True
             self.orders.tell(demand, outlook)
@@ -93,7 +93,7 @@ class Clearing:
         A promise is kept while it is good, but work is not waited for once idle ones will do.
         """
         state, kept = self._state, demand.promise
-        if kept is not None and not room.still_stands(state, kept, outlook.claims):
+        if kept is not None and not room.still_stands(state, demand.model, kept, outlook.promised):
             kept = None
         if kept is None or kept.is_barrier:
             found = outlook.plan_at_once(demand, rank)
@@ -116,7 +116,9 @@ class Clearing:
         leaving = frozenset(plan.victims)
         leavers = sorted({self._state.replicas[victim].model.name for victim in plan.victims})
         quieting = frozenset(room.beside(self._state, plan.placement, leaving))
-        return Promise(plan.placement, leaving, quieting, tuple(leavers), is_barrier)
+        return Promise(
+            plan.placement, leaving, quieting, tuple(leavers), is_barrier, rule=plan.rule
+        )
 
     def _is_past_patience(self, demand: Demand) -> bool:
         ends_ms = demand.patience_ends_ms()

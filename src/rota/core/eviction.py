@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 
+from rota.core.coexistence import Option
 from rota.core.ledger import DeviceRoom
 from rota.core.placement import allowed, need_mib, placement_on
 from rota.core.types import DeviceId, Model, NodeId, Placement, ReplicaId
@@ -48,11 +49,16 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where the replica will go once `victims` are gone, and what their going costs."""
+    """Where the replica will go once `victims` are gone, and what their going costs.
+
+    Args:
+        rule: which of them may not stand beside it, and who says so; None = memory alone.
+    """
 
     placement: Placement
     victims: tuple[ReplicaId, ...]
     cost: Cost
+    rule: Option | None = None
 
 
 def value(candidate: Candidate) -> tuple[bool, float, int]:
@@ -73,15 +79,23 @@ def least_cost(candidates: Iterable[Candidate]) -> Cost:
 
 
 def plan(
-    model: Model, node: NodeId, rooms: Sequence[DeviceRoom], candidates: Sequence[Candidate]
+    model: Model,
+    node: NodeId,
+    rooms: Sequence[DeviceRoom],
+    candidates: Sequence[Candidate],
+    forced: Sequence[Candidate] = (),
 ) -> Plan | None:
     """The cheapest way to hold a replica of `model` on this node, or None if there is none.
+
+    Args:
+        candidates: who may leave.
+        forced: those of them that leave in any case.
 
     Devices are taken one by one, the cheapest next, since a victim that leaves one device
     leaves all it was on. Memory that is already coming free costs nothing.
     """
     chosen: list[DeviceRoom] = []
-    victims: dict[ReplicaId, Candidate] = {}
+    victims: dict[ReplicaId, Candidate] = {c.replica: c for c in forced}
     open_rooms = allowed(model, rooms)
     ranked: dict[DeviceId, list[Candidate]] = {}
     for candidate in sorted(candidates, key=value):

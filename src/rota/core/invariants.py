@@ -18,6 +18,7 @@ from typing import assert_never
 
 from rota.core import room
 from rota.core.changes import unknown_model
+from rota.core.coexistence import FREE, Coexistence
 from rota.core.effects import (
     Effect,
     Grant,
@@ -231,33 +232,30 @@ def _room_is_used(state: State) -> None:
     could leave; and nobody waits where no end of anything would help."""
     if not state.ledger.totals:
         return
-    claims: Counter[DeviceKey] = Counter()
-    spoken_for: set[ReplicaId] = set()
+    promised = room.Promised()
     unquiet = room.unquiet(state)
     for rank, demand in state.queue():
         model, name = demand.model, demand.model.name
-        place = room.free_place(state, model, claims, unquiet)
+        place = room.free_place(state, model, promised, unquiet)
         assert place is None, (name, "waits for memory that is free", place)
         goers = room.goers(state)
-        is_hopeless = room.best_plan(state, model, {}, goers) is None
+        is_hopeless = room.best_plan(state, model, room.NOTHING, goers) is None
         assert not is_hopeless or state.lost, (name, "waits for ever")
         promise = demand.promise
         if promise is None or promise.is_barrier:
-            rest = [r for r in goers if r.id not in spoken_for]
+            rest = [r for r in goers if r.id not in promised.leaving]
             idle = [r for r in rest if room.may_go(state, r, demand, rank)]
-            plan = room.best_plan(state, model, claims, idle, unquiet)
+            plan = room.best_plan(state, model, promised, idle, unquiet)
             is_doubtful = demand.is_doubtful and not _is_past_patience(state, demand)
             is_for_nobody = plan is not None and not plan.victims
             if is_for_nobody or not is_doubtful:
                 assert plan is None, (name, "waits for those who could leave", plan)
             if promise is None and state.rules.barriers and _is_past_patience(state, demand):
-                plan = room.best_plan(state, model, claims, rest)
+                plan = room.best_plan(state, model, promised, rest)
                 assert plan is None, (name, "has no promise past its patience", plan)
         if promise is not None:
-            assert room.still_stands(state, promise, claims), (name, promise)
-            for key, mib in _shares(promise.placement):
-                claims[key] += mib
-            spoken_for |= promise.leaving
+            assert room.still_stands(state, model, promise, promised), (name, promise)
+            promised.add(name, promise)
 
 
 def _barriers_have_a_reason(state: State) -> None:
@@ -422,9 +420,11 @@ class EffectAudit:
 
     Args:
         models: the catalog.
+        coexistence: which of them may stand together.
     """
 
-    def __init__(self, models: Iterable[Model]) -> None:
+    def __init__(self, models: Iterable[Model], coexistence: Coexistence = FREE) -> None:
+        self.coexistence = coexistence
         self.models: Mapping[ModelName, Model] = {model.name: model for model in models}
         self.totals: dict[DeviceKey, int] = {}
         self.taken: Counter[DeviceKey] = Counter()
@@ -512,6 +512,7 @@ class EffectAudit:
             case UnloadAsked(model=model):
                 self._take_down(self.models if model is None else {model})
             case ModelsChanged(models=models):
+                self.coexistence = event.coexistence
                 self._change({model.name: model for model in models})
             case ShutdownAsked():
                 self._take_down(self.models)
@@ -633,6 +634,8 @@ class EffectAudit:
         lives = sum(1 for life in self.lives.values() if life.start.model == model.name)
         assert lives < model.scaling.max, (start, lives)
         self._is_quiet(start)
+        if start.placement.devices:
+            self._may_stand(start)
         for key, mib in _shares(start.placement):
             assert model.devices is None or key[1] in model.devices, start
             self.taken[key] += mib
@@ -642,6 +645,13 @@ class EffectAudit:
         self.lives[start.replica] = _Life(start, model)
         if model.scaling.is_always:  # it may leave no room, which ends demands without a word
             self.told = {name: [] for name in self.told}
+
+    def _may_stand(self, start: Start) -> None:
+        """[1] Nothing is started beside what has to leave for it, until that has ended."""
+        lives = [life.start for life in self.lives.values() if life.start.placement.devices]
+        there = {s.model for s in lives if s.placement.node == start.placement.node}
+        options = self.coexistence.options(start.model, frozenset(there - {start.model}))
+        assert any(not option.leaving for option in options), (start, there, options)
 
     def _is_quiet(self, start: Start) -> None:
         """[4] Nothing is started beside one that bears nothing beside its work."""
@@ -664,6 +674,9 @@ class EffectAudit:
         if stop.replica in self.too_many:
             return
         assert stop.model not in self.pinned, (stop, "is pinned")
+        if stop.rival is not None:
+            may_leave = self.coexistence.may_displace(stop.rival, stop.model)
+            assert may_leave, (stop, "is persistent")
         if not life.is_ready:
             waits = [w for w in self.told[stop.model] if now_ms < w.back_ms + OWED_MS]
             assert not waits, (stop, "is called off, and wanted", waits)

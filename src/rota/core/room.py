@@ -1,13 +1,13 @@
 """Questions about room: where a model fits, now or after somebody leaves.
 
-The scheduler asks, decides and orders; here is only what is so. Each question takes the
-`claims` of the demands that come first: memory they were promised is not there for others.
+The scheduler asks, decides and orders; here is only what is so. Each question takes what was
+`Promised` to the demands that come first: it is not there for others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from rota.core import worth
@@ -17,18 +17,45 @@ from rota.core.placement import could_ever_fit, place
 from rota.core.state import Demand, Promise, Rank, Replica, State
 from rota.core.types import Device, Eviction, Model, ModelName, NodeId, Phase, Placement, ReplicaId
 
-Claims = Mapping[DeviceKey, int]
-"""MiB promised to earlier demands, by device."""
 PLANNED_MAX = 100
 """In a fleet of more replicas than this nobody is planned for only to be named."""
 NAMED_MAX = 5
 """One more than a sentence names, so that it can say that there are others."""
 Shape = tuple[int | None, int, frozenset[str] | None]
 """What matters of a model for where it fits: memory, devices, and which ones."""
+Key = tuple[Shape, ModelName | None]
 
 
 def shape(model: Model) -> Shape:
     return (model.memory_mib, model.device_count, model.devices)
+
+
+@dataclass(slots=True)
+class Promised:
+    """What the demands that come first were promised.
+
+    Args:
+        claims: MiB, by device.
+        models: who will stand on a node.
+        leaving: who makes way for them.
+    """
+
+    claims: dict[DeviceKey, int] = field(default_factory=dict)
+    models: dict[NodeId, set[ModelName]] = field(default_factory=dict)
+    leaving: set[ReplicaId] = field(default_factory=set)
+
+    def add(self, model: ModelName, promise: Promise) -> None:
+        placement = promise.placement
+        for device, mib in placement.shares():
+            key = (placement.node, device)
+            self.claims[key] = self.claims.get(key, 0) + mib
+        if placement.devices:
+            self.models.setdefault(placement.node, set()).add(model)
+        self.leaving |= promise.leaving
+
+
+NOTHING = Promised()
+"""Where what is promised does not matter; nothing is added to it."""
 
 
 @dataclass(slots=True)
@@ -41,8 +68,7 @@ class Outlook:
     has the queue walked again.
 
     Args:
-        claims: memory promised to the demands before.
-        leaving: those who make way for the demands before.
+        promised: what the demands before were promised.
         closing: those who take no later request, and for whom.
         full: the shapes for which there is no free place.
         hopeless: the shapes for which no idle ones make room, with whether holds counted.
@@ -54,15 +80,14 @@ class Outlook:
     """
 
     state: State
-    claims: dict[DeviceKey, int] = field(default_factory=dict)
-    leaving: set[ReplicaId] = field(default_factory=set)
+    promised: Promised = field(default_factory=Promised)
     closing: dict[ReplicaId, Rank] = field(default_factory=dict)
-    full: set[Shape] = field(default_factory=set)
-    hopeless: set[tuple[Shape, bool]] = field(default_factory=set)
-    endless: set[Shape] = field(default_factory=set)
+    full: set[Key] = field(default_factory=set)
+    hopeless: set[tuple[Key, bool]] = field(default_factory=set)
+    endless: set[Key] = field(default_factory=set)
     fitting: dict[Shape, bool] = field(default_factory=dict)
-    coming: dict[Shape, bool] = field(default_factory=dict)
-    named: dict[Shape, list[Replica]] = field(default_factory=dict)
+    coming: dict[Key, bool] = field(default_factory=dict)
+    named: dict[Key, list[Replica]] = field(default_factory=dict)
     is_someone_left: bool = False
     unquiet: frozenset[DeviceKey] = field(init=False)
     loose: Sequence[Replica] = field(init=False)
@@ -78,11 +103,12 @@ class Outlook:
 
     def free_place(self, model: Model) -> Placement | None:
         """Where it fits in memory that is free and promised to nobody before it."""
-        if shape(model) in self.full:
+        key = self._key(model)
+        if key in self.full:
             return None
-        found = free_place(self.state, model, self.claims, self.unquiet)
+        found = free_place(self.state, model, self.promised, self.unquiet)
         if found is None:
-            self.full.add(shape(model))
+            self.full.add(key)
         return found
 
     def fits_somewhere(self, model: Model) -> bool:
@@ -93,59 +119,63 @@ class Outlook:
 
     def could_come_free(self, model: Model) -> bool:
         """Whether it would fit if everyone left who ever may."""
-        if shape(model) not in self.coming:
-            self.coming[shape(model)] = could_come_free(self.state, model)
-        return self.coming[shape(model)]
+        key = self._key(model)
+        if key not in self.coming:
+            self.coming[key] = could_come_free(self.state, model)
+        return self.coming[key]
 
     def plan_at_once(self, demand: Demand, rank: Rank) -> Plan | None:
         """The cheapest set of those who may leave this instant."""
         honours = honours_holds(self.state, demand)
-        key = (shape(demand.model), honours)
+        key = (self._key(demand.model), honours)
         if key in self.hopeless:
             return None
         able = [
             replica
             for replica in self.loose
-            if replica.id not in self.leaving and may_go(self.state, replica, demand, rank)
+            if replica.id not in self.promised.leaving and may_go(self.state, replica, demand, rank)
         ]
-        found = best_plan(self.state, demand.model, self.claims, able, self.unquiet)
+        found = best_plan(self.state, demand.model, self.promised, able, self.unquiet)
         if found is None and not self.is_any_abandoned:  # they may go for some and not for others
             self.hopeless.add(key)
         return found
 
     def plan_in_the_end(self, demand: Demand) -> Plan | None:
         """The cheapest set of those who will or may leave some day."""
-        if shape(demand.model) in self.endless:
+        key = self._key(demand.model)
+        if key in self.endless:
             return None
-        others = [r for r in goers(self.state) if r.id not in self.leaving]
-        found = best_plan(self.state, demand.model, self.claims, others)
+        others = [r for r in goers(self.state) if r.id not in self.promised.leaving]
+        found = best_plan(self.state, demand.model, self.promised, others)
         if found is None:
-            self.endless.add(shape(demand.model))
+            self.endless.add(key)
         return found
 
     def in_the_way(self, state: State, model: Model) -> list[Replica]:
         """See the function of this name."""
-        key = shape(model)
+        key = self._key(model)
         if key not in self.named:
             self.named[key] = in_the_way(state, model)
         return self.named[key]
 
-    def note(self, rank: Rank, promise: Promise, *, is_closed: bool) -> None:
+    def note(self, rank: Rank, demand: Demand, promise: Promise, *, is_closed: bool) -> None:
         """Take a promise in: what comes later on the walk sees it."""
-        for device, mib in promise.placement.shares():
-            key = (promise.placement.node, device)
-            self.claims[key] = self.claims.get(key, 0) + mib
-        self.leaving |= promise.leaving
+        self.promised.add(demand.model.name, promise)
         if is_closed:
             for replica_id in promise.closes:
                 self.closing.setdefault(replica_id, rank)
+
+    def _key(self, model: Model) -> Key:
+        """What is the same for one model as for another, as far as room goes: where rules say
+        which may stand together, none is like another."""
+        return (shape(model), None if self.state.coexistence.is_free else model.name)
 
 
 def in_the_way(state: State, model: Model) -> list[Replica]:
     """Whose end is waited for: of a fleet that is not large those who would be made to leave if
     they could; of a large one, some of all who hold memory."""
     if len(state.replicas) <= PLANNED_MAX:
-        found = best_plan(state, model, {}, goers(state))
+        found = best_plan(state, model, NOTHING, goers(state))
         victims = () if found is None else found.victims
         return [state.replicas[victim] for victim in victims]
     placed = (replica for replica in state.replicas.values() if replica.placement.devices)
@@ -176,15 +206,16 @@ def beside(state: State, placement: Placement, leaving: Container[ReplicaId]) ->
 
 
 def free_place(
-    state: State, model: Model, claims: Claims, unquiet: Container[DeviceKey] = frozenset()
+    state: State, model: Model, promised: Promised, unquiet: Container[DeviceKey] = frozenset()
 ) -> Placement | None:
-    """Where it fits in memory that is free and promised to nobody before it."""
+    """Where it fits in memory that is free and promised to nobody before it, beside models that
+    it may stand with."""
     for node in state.ledger.totals:
         if model.is_external:
             return Placement(node, (), ())
-        if _is_full(state, model, node):
+        if _is_full(state, model, node) or not may_stand(state, model, node, promised):
             continue
-        placement = place(model, node, _rooms(state, node, claims, unquiet))
+        placement = place(model, node, _rooms(state, node, promised, unquiet))
         if placement is not None:
             return placement
     return None
@@ -201,19 +232,23 @@ def fits_somewhere(state: State, model: Model) -> bool:
 def best_plan(
     state: State,
     model: Model,
-    claims: Claims,
+    promised: Promised,
     victims: Iterable[Replica],
     unquiet: Container[DeviceKey] = frozenset(),
 ) -> Plan | None:
-    """The cheapest plan over all nodes that needs no others than these to leave.
+    """The cheapest plan over all nodes that needs no others than these to leave: where the
+    matrix states what an eviction costs, by that, then by who leaves.
 
     Nodes are planned in the order of the least that a plan there can cost, until no other can be
     cheaper: where all are idle, a fleet costs hardly more than one node.
     """
+    coexistence = state.coexistence
     by_node: dict[NodeId, list[Candidate]] = {node: [] for node in state.ledger.totals}
     for replica in victims:
-        if not replica.is_leaving:
+        if not replica.is_leaving and coexistence.may_displace(model.name, replica.model.name):
             by_node[replica.placement.node].append(_candidate(state, replica))
+    if not coexistence.is_free and not model.is_external:
+        return _best_by_rule(state, model, promised, by_node, unquiet)
     floors = sorted(
         (least_cost(candidates) if _is_full(state, model, node) else NOTHING, index, node)
         for index, (node, candidates) in enumerate(by_node.items())
@@ -223,18 +258,100 @@ def best_plan(
     for floor, index, node in floors:
         if best is not None and best[:2] < (floor, index):
             break
-        found = plan(model, node, _rooms(state, node, claims, unquiet), by_node[node])
+        found = plan(model, node, _rooms(state, node, promised, unquiet), by_node[node])
         if found is not None and (best is None or (found.cost, index) < best[:2]):
             best = (found.cost, index, found)
     return None if best is None else best[2]
 
 
-def still_stands(state: State, promise: Promise, claims: Claims) -> bool:
+def _best_by_rule(
+    state: State,
+    model: Model,
+    promised: Promised,
+    by_node: Mapping[NodeId, Sequence[Candidate]],
+    unquiet: Container[DeviceKey],
+) -> Plan | None:
+    """The same where rules say which models may stand together: those that may not be beside it
+    leave first, and then who holds memory that it needs."""
+    best: tuple[tuple[int, Cost, int], Plan] | None = None
+    for index, (node, candidates) in enumerate(by_node.items()):
+        if not _bears(state, model, node, promised):
+            continue
+        rooms = _rooms(state, node, promised, unquiet)
+        there = _present(state, node)
+        for option in state.coexistence.options(model.name, frozenset(there)):
+            if not option.leaving.isdisjoint(promised.models.get(node, ())):
+                continue
+            going = [r for name in option.leaving for r in there[name] if not r.is_leaving]
+            must = {r.id for r in going if r.id not in promised.leaving}
+            forced = [candidate for candidate in candidates if candidate.replica in must]
+            if len(forced) < len(must):  # one of them may not leave
+                continue
+            found = plan(model, node, rooms, candidates, forced)
+            if found is None:
+                continue
+            cost = (option.cost, found.cost, index)
+            if best is None or cost < best[0]:
+                best = (cost, replace(found, rule=option if option.leaving else None))
+    return None if best is None else best[1]
+
+
+def _present(state: State, node: NodeId) -> dict[ModelName, list[Replica]]:
+    """Who is on a node, in whatever phase: one that is ending is there until it has ended."""
+    found: dict[ModelName, list[Replica]] = {}
+    for replica in state.replicas.values():
+        if replica.placement.node == node and replica.placement.devices:
+            found.setdefault(replica.model.name, []).append(replica)
+    return found
+
+
+def _bears(state: State, model: Model, node: NodeId, promised: Promised) -> bool:
+    """Whether those to whom a place there is promised may stand beside it, whichever comes first:
+    else it would have to leave again at once, or they would."""
+    rules, target = state.coexistence, model.name
+    others = promised.models.get(node, set()) - {target}
+    return all(
+        any(not option.leaving for option in rules.options(other, frozenset({target})))
+        and any(not option.leaving for option in rules.options(target, frozenset({other})))
+        for other in others
+    )
+
+
+def may_stand(
+    state: State,
+    model: Model,
+    node: NodeId,
+    promised: Promised,
+    leaving: Container[ReplicaId] | None = None,
+) -> bool:
+    """Whether the rules let a model stand on a node.
+
+    Args:
+        leaving: who will be gone by then, beside those that are ending; None = as of now.
+    """
+    rules = state.coexistence
+    if rules.is_free or model.is_external:
+        return True
+    staying = {
+        name
+        for name, replicas in _present(state, node).items()
+        if leaving is None or any(not r.is_leaving and r.id not in leaving for r in replicas)
+    }
+    staying |= promised.models.get(node, set())
+    options = rules.options(model.name, frozenset(staying - {model.name}))
+    is_free = any(not option.leaving for option in options)
+    return is_free and _bears(state, model, node, promised)
+
+
+def still_stands(state: State, model: Model, promise: Promise, promised: Promised) -> bool:
     """Whether a promise will be good once all that leaves has left, and all of it may leave."""
     node = promise.placement.node
     if node not in state.ledger.totals:
         return False
-    have = {room.id: room.free + room.coming for room in state.ledger.rooms(node, claims)}
+    if not may_stand(state, model, node, promised, promise.leaving | promised.leaving):
+        return False
+    rooms = state.ledger.rooms(node, promised.claims)
+    have = {room.id: room.free + room.coming for room in rooms}
     counted_on: dict[ModelName, int] = {}
     for replica_id in promise.leaving - state.ledger.leaving:
         replica = state.replicas.get(replica_id)
@@ -251,9 +368,9 @@ def still_stands(state: State, promise: Promise, claims: Claims) -> bool:
 def could_come_free(state: State, model: Model) -> bool:
     """Whether it would fit if everyone left who ever may: only what is pinned, or kept by `min`,
     stays."""
-    if not state.keeping:
+    if not state.keeping and state.coexistence.is_free:
         return fits_somewhere(state, model)
-    return best_plan(state, model, {}, goers(state)) is not None
+    return best_plan(state, model, NOTHING, goers(state)) is not None
 
 
 def honours_holds(state: State, demand: Demand) -> bool:
@@ -321,8 +438,13 @@ def above_min(state: State, replicas: Sequence[Replica]) -> list[Replica]:
 
 def holders(state: State, demand: Demand) -> list[str]:
     """The models that keep memory from this demand whatever happens."""
-    others = (other for other in state.keeping.values() if other is not demand)
-    return sorted(other.model.name for other in others if other.replicas)
+    name, rules = demand.model.name, state.coexistence
+    others = [other for other in state.demands.values() if other is not demand and other.replicas]
+    return sorted(
+        other.model.name
+        for other in others
+        if other.model.name in state.keeping or not rules.may_displace(name, other.model.name)
+    )
 
 
 def _spare(demand: Demand) -> int:
@@ -339,9 +461,9 @@ def _is_full(state: State, model: Model, node: NodeId) -> bool:
 
 
 def _rooms(
-    state: State, node: NodeId, claims: Claims, unquiet: Container[DeviceKey]
+    state: State, node: NodeId, promised: Promised, unquiet: Container[DeviceKey]
 ) -> list[DeviceRoom]:
-    rooms = state.ledger.rooms(node, claims)
+    rooms = state.ledger.rooms(node, promised.claims)
     return [room for room in rooms if (node, room.id) not in unquiet] if unquiet else rooms
 
 

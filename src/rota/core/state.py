@@ -24,7 +24,7 @@ from enum import Enum
 from itertools import chain
 from typing import NamedTuple, assert_never
 
-from rota.core.coexistence import FREE, Coexistence
+from rota.core.coexistence import FREE, Coexistence, Option
 from rota.core.effects import Tell
 from rota.core.events import StopCause
 from rota.core.ledger import Ledger
@@ -267,6 +267,7 @@ class Promise:
         leavers: the names of the models that must leave, for the story.
         is_barrier: made past patience, through replicas at work.
         calls_off: whether a load was called off for it.
+        rule: by which those leave that may not stand beside it, where a rule says so.
     """
 
     placement: Placement
@@ -275,6 +276,7 @@ class Promise:
     leavers: tuple[ModelName, ...]
     is_barrier: bool
     calls_off: bool = False
+    rule: Option | None = None
 
     @property
     def closes(self) -> frozenset[ReplicaId]:

@@ -13,7 +13,15 @@ from zlib import crc32
 
 from rota.core import worth
 from rota.core.effects import Refusal, RefusalCode, Tell, WaitKind
-from rota.core.room import NAMED_MAX, Outlook, fits_somewhere, free_place, holders, in_the_way
+from rota.core.room import (
+    NAMED_MAX,
+    NOTHING,
+    Outlook,
+    fits_somewhere,
+    free_place,
+    holders,
+    in_the_way,
+)
 from rota.core.state import Demand, Replica, State
 from rota.core.types import Eviction, Model, ModelName, Phase, ReplicaId, RequestId
 
@@ -99,7 +107,7 @@ def reason(state: State, demand: Demand, outlook: Outlook | None = None) -> Tell
         held = _names(r.model.name for r in rivals if _is_held(state, r))
         if held:
             return tell(WaitKind.HOLD, f"{held} is kept a little for its caller's next request")
-        if state.exclusive and free_place(state, demand.model, {}) is not None:
+        if state.exclusive and free_place(state, demand.model, NOTHING) is not None:
             working = _names(r.model.name for r in state.exclusive.values() if r.is_busy)
             return tell(WaitKind.WORK, f"{working} bears no load beside its work")
         if state.lost and not fits_somewhere(state, demand.model):
@@ -125,6 +133,9 @@ def eviction_reason(state: State, demand: Demand, victim: Replica) -> str:
     """Why this replica leaves."""
     if victim.phase is Phase.STARTING:
         return f"called off: nobody waits for it, and {demand.model.name} needs its room"
+    rule = None if demand.promise is None else demand.promise.rule
+    if rule is not None and victim.model.name in rule.leaving:
+        return f"makes room for {demand.model.name}: {rule.rule}"
     idle_s = (state.now_ms - victim.last_use_ms) / 1_000
     text = f"makes room for {demand.model.name}; not used for {idle_s:.1f} s"
     if state.eviction is Eviction.LRU:
@@ -177,7 +188,9 @@ def refusal(state: State, demand: Demand, code: RefusalCode, request: RequestId)
             text = f"{name} is not ready yet: {reason(state, demand).text}{_left(state, demand)}."
         case RefusalCode.NO_ROOM:
             kept = ", ".join(holders(state, demand))
-            text = f"There is no room for {name}: {kept} may not leave (pinned or always on)."
+            is_free = state.coexistence.is_free
+            why = "pinned or always on" if is_free else "pinned, always on or persistent"
+            text = f"There is no room for {name}: {kept} may not leave ({why})."
         case RefusalCode.NO_ENDPOINT:
             retry_ms = RETRY_MS_MIN
             text = _told_once(f"{name} is run elsewhere and does not answer.", demand)
