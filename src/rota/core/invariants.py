@@ -239,7 +239,7 @@ def _room_is_used(state: State) -> None:
         place = room.free_place(state, model, promised, unquiet)
         assert place is None, (name, "waits for memory that is free", place)
         goers = room.goers(state)
-        is_hopeless = room.best_plan(state, model, room.NOTHING, goers) is None
+        is_hopeless = room.best_plan(state, model, room.UNPROMISED, goers) is None
         assert not is_hopeless or state.lost, (name, "waits for ever")
         promise = demand.promise
         if promise is None or promise.is_barrier:

@@ -54,7 +54,7 @@ class Promised:
         self.leaving |= promise.leaving
 
 
-NOTHING = Promised()
+UNPROMISED = Promised()
 """Where what is promised does not matter; nothing is added to it."""
 
 
@@ -175,7 +175,7 @@ def in_the_way(state: State, model: Model) -> list[Replica]:
     """Whose end is waited for: of a fleet that is not large those who would be made to leave if
     they could; of a large one, some of all who hold memory."""
     if len(state.replicas) <= PLANNED_MAX:
-        found = best_plan(state, model, NOTHING, goers(state))
+        found = best_plan(state, model, UNPROMISED, goers(state))
         victims = () if found is None else found.victims
         return [state.replicas[victim] for victim in victims]
     placed = (replica for replica in state.replicas.values() if replica.placement.devices)
@@ -370,7 +370,7 @@ def could_come_free(state: State, model: Model) -> bool:
     stays."""
     if not state.keeping and state.coexistence.is_free:
         return fits_somewhere(state, model)
-    return best_plan(state, model, NOTHING, goers(state)) is not None
+    return best_plan(state, model, UNPROMISED, goers(state)) is not None
 
 
 def honours_holds(state: State, demand: Demand) -> bool:

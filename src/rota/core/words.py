@@ -15,7 +15,7 @@ from rota.core import worth
 from rota.core.effects import Refusal, RefusalCode, Tell, WaitKind
 from rota.core.room import (
     NAMED_MAX,
-    NOTHING,
+    UNPROMISED,
     Outlook,
     fits_somewhere,
     free_place,
@@ -107,7 +107,7 @@ def reason(state: State, demand: Demand, outlook: Outlook | None = None) -> Tell
         held = _names(r.model.name for r in rivals if _is_held(state, r))
         if held:
             return tell(WaitKind.HOLD, f"{held} is kept a little for its caller's next request")
-        if state.exclusive and free_place(state, demand.model, NOTHING) is not None:
+        if state.exclusive and free_place(state, demand.model, UNPROMISED) is not None:
             working = _names(r.model.name for r in state.exclusive.values() if r.is_busy)
             return tell(WaitKind.WORK, f"{working} bears no load beside its work")
         if state.lost and not fits_somewhere(state, demand.model):
