@@ -9,10 +9,11 @@ from random import Random
 
 import pytest
 
+from rota.core.coexistence import FREE, Coexistence, Group, Groups, Matrix
 from rota.core.effects import Stop
-from rota.core.events import GrantEnded, Outcome, ReplicaReady, RequestArrived
+from rota.core.events import GrantEnded, NodeJoined, Outcome, ReplicaReady, RequestArrived
 from rota.core.scheduler import Scheduler
-from rota.core.types import Phase
+from rota.core.types import Device, Phase
 from rota.journal import rehearse
 from rota.journal.graph import freeze
 from rota.journal.rehearsal import Meets, Rehearsal
@@ -90,3 +91,37 @@ def test_in_any_state_asking_is_answered_and_changes_nothing() -> None:
     for seed in range(4):
         play(seed, 1_000, ask_sometimes)
     assert seen >= {Meets.SERVED, Meets.LOADS, Meets.WAITS}
+
+
+def ruled_stage(rules: Coexistence) -> Stage:
+    """`a` and `b`, ready and idle on one device; `c` would fit beside them."""
+    stage = Stage(model("a", 2), model("b", 2), model("c", 2))
+    stage.scheduler = Scheduler(
+        [demand.model for demand in stage.scheduler.state.demands.values()], coexistence=rules
+    )
+    stage.feed(NodeJoined("n0", (Device("d0", 10),)))
+    for number, name in enumerate("ab", 1):
+        stage.ask(name)
+        stage.feed(ReplicaReady(f"r{number}"), after_ms=10)
+        stage.feed(GrantEnded(f"q{number}", Outcome.OK))
+    return stage
+
+
+@pytest.mark.parametrize(
+    ("rules", "leaves", "rule"),
+    [
+        (FREE, "", None),
+        (Groups((Group("g", frozenset("c"), exclusive=False),)), "", None),
+        (Groups((Group("g", frozenset("bc"), exclusive=False),)), "b", "group `g` swaps"),
+        (Matrix((("x", "a & b"), ("y", "a & c"))), "b", "set `y` of the matrix"),
+        (
+            Matrix((("x", "a & b"),)),
+            "ab",
+            "c is in no set of the matrix and runs alone",
+        ),
+    ],
+)
+def test_the_rule_that_says_so_is_named(rules: Coexistence, leaves: str, rule: str | None) -> None:
+    told = asked(ruled_stage(rules).scheduler, "c")
+    assert "".join(sorted(leaver.model for leaver in told.leavers)) == leaves
+    assert told.rule == rule

@@ -50,7 +50,7 @@ class Admin:
     def plan(self, model: str) -> Json:
         """`GET /rota/v1/models/{name}/plan`."""
         path = f"/rota/v1/models/{quote(model, safe='')}/plan"
-        keys = {"model", "outcome", "text", "leaves"}
+        keys = {"outcome", "text", "leaves", "rule"}
         return self.send("GET", path, keys, wait_s_max=ANSWER_S_MAX).result()
 
     def explain(self, request: str) -> Json:

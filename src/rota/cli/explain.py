@@ -104,6 +104,8 @@ def _tell_plan(answer: Json) -> Iterator[str]:
         again = leaver["load_s"]
         cost = "" if again is None else f"; loading it again takes about {again:.1f} s"
         yield f"  {leaver['replica']} of {leaver['model']} would leave: {leaver['why']}{cost}"
+    if answer["rule"] is not None and not answer["leaves"]:  # else it is said of those
+        yield f"  by rule: {answer['rule']}"
 
 
 def _plain(step: Step, recording: Recording) -> Json:

@@ -346,6 +346,7 @@ class Loop:
             lease_ms_max=self._config.lease_ttl_ms_max,
             replica_count=replica_count,
             eviction=self._config.eviction,
+            coexistence=self._config.coexistence,
         )
 
 

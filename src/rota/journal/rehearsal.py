@@ -13,8 +13,8 @@ from enum import Enum
 from rota.core import words
 from rota.core.effects import Grant, Refuse, Start, Stop
 from rota.core.events import RequestArrived
-from rota.core.state import Demand, State
-from rota.core.types import ModelName, Placement, ReplicaId
+from rota.core.state import Replica, State
+from rota.core.types import Model, ModelName, NodeId, Placement, ReplicaId
 from rota.journal.graph import Rows, thaw
 
 
@@ -49,6 +49,7 @@ class Rehearsal:
     Args:
         text: in a sentence.
         node, devices: where it would be loaded; None and empty where it would not.
+        rule: which group or set says who may not be there beside it; None = memory decides.
         eta_s: when it would be served; None = not known.
         code: of a refusal.
     """
@@ -59,6 +60,7 @@ class Rehearsal:
     leavers: tuple[Leaver, ...] = ()
     node: str | None = None
     devices: tuple[str, ...] = ()
+    rule: str | None = None
     eta_s: float | None = None
     code: str | None = None
 
@@ -80,9 +82,7 @@ def rehearse(rows: Rows, request: RequestArrived, now_ms: int) -> Rehearsal:
     """
     scheduler = thaw(rows)
     effects = scheduler.step(request, now_ms)
-    state = scheduler.state
-    demand = state.demands[request.model]
-    name = demand.model.name
+    state, name = scheduler.state, request.model
     for effect in effects:
         match effect:
             case Grant(request.request, replica):
@@ -92,30 +92,56 @@ def rehearse(rows: Rows, request: RequestArrived, now_ms: int) -> Rehearsal:
                 return Rehearsal(name, Meets.REFUSED, refusal.message, code=code)
             case Start(model=model, placement=placement) if model == name:
                 text = f"{name} would be loaded; nobody leaves for it"
-                return _placed(state, demand, Rehearsal(name, Meets.LOADS, text), placement)
+                return _placed(state, Rehearsal(name, Meets.LOADS, text), placement)
             case _:
                 pass
+    demand = state.demands[name]
     leavers = tuple(
-        Leaver(effect.replica, effect.model, effect.why, _load_s(state, effect.model))
-        for effect in effects
-        if isinstance(effect, Stop) and effect.rival == name
+        Leaver(stop.replica, stop.model, stop.why, _seconds(state.demands[stop.model].load_ms))
+        for stop in effects
+        if isinstance(stop, Stop) and stop.rival == name
     )
     if leavers and demand.promise is not None:
         models = ", ".join(dict.fromkeys(leaver.model for leaver in leavers))
         text = f"{name} would be loaded once {models} has left"
-        told = Rehearsal(name, Meets.EVICTS, text, leavers)
-        return _placed(state, demand, told, demand.promise.placement)
+        option, placement = demand.promise.rule, demand.promise.placement
+        rule = None if option is None else option.rule
+        return _placed(state, Rehearsal(name, Meets.EVICTS, text, leavers, rule=rule), placement)
     waiting = words.reason(state, demand)
-    return Rehearsal(name, Meets.WAITS, waiting.text, eta_s=_seconds(waiting.eta_ms))
+    return Rehearsal(
+        name,
+        Meets.WAITS,
+        waiting.text,
+        rule=None if demand.is_up else _rule_in_the_way(state, demand.model),
+        eta_s=_seconds(waiting.eta_ms),
+    )
 
 
-def _placed(state: State, demand: Demand, told: Rehearsal, placement: Placement) -> Rehearsal:
-    eta_s = _seconds(words.eta_ms(state, demand))
-    return replace(told, node=placement.node, devices=placement.devices, eta_s=eta_s)
+def _placed(state: State, told: Rehearsal, placement: Placement) -> Rehearsal:
+    return replace(
+        told,
+        node=placement.node,
+        devices=placement.devices,
+        eta_s=_seconds(words.eta_ms(state, state.demands[told.model])),
+    )
 
 
-def _load_s(state: State, model: ModelName) -> float | None:
-    return _seconds(state.demands[model].load_ms)
+def _rule_in_the_way(state: State, model: Model) -> str | None:
+    """What the rules have against its coming to any node, as they say it of the first."""
+    if model.is_external:
+        return None
+    said: list[str] = []
+    for node in state.ledger.totals:
+        there = {r.model.name for r in state.replicas.values() if _is_on(r, node)} - {model.name}
+        best = state.coexistence.options(model.name, frozenset(there))[0]
+        if not best.leaving:
+            return None
+        said.append(best.rule)
+    return next(iter(said), None)
+
+
+def _is_on(replica: Replica, node: NodeId) -> bool:
+    return replica.placement.node == node and bool(replica.placement.devices)
 
 
 def _seconds(ms: int | None) -> float | None:
