@@ -235,7 +235,7 @@ MIXES = (
 
 
 def _stage(rules: Rules, devices: list[int], models: list[Model], load_ms: int = 10_000) -> Stage:
-    return Stage(devices, models, {model.name: load_ms for model in models}, rules)
+    return Stage(devices, models, lambda _: load_ms, rules)
 
 
 def _model(

@@ -8,7 +8,7 @@ can be read like an example. Callers obey `Retry-After` to the millisecond.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from rota.core.effects import Effect, Grant, Leased, LeaseEnded, Refuse, Start, Stop
 from rota.core.events import (
@@ -26,7 +26,7 @@ from rota.core.events import (
 )
 from rota.core.invariants import EffectAudit, check
 from rota.core.scheduler import Scheduler
-from rota.core.types import Device, Model, ModelName, ReplicaId, RequestId, Rules
+from rota.core.types import Device, Eviction, Model, ModelName, ReplicaId, RequestId, Rules
 from rota.sim.timeline import Timeline
 
 STOP_MS = 1_000
@@ -37,8 +37,11 @@ class Stage:
 
     Args:
         devices: memory of each, in MiB.
-        load_ms: how long each model takes to load.
-        rules: those that are on. With all of them, the invariants are checked after each step.
+        load_ms: how long a load of a model takes; asked at each.
+        rules: those that are on.
+        eviction: what decides who makes room.
+        stop_ms: how long a stop takes.
+        is_checked: whether the invariants are checked after each step, if all rules are on.
 
     Attributes:
         served: grants by model.
@@ -50,16 +53,22 @@ class Stage:
         self,
         devices: Sequence[int],
         models: Sequence[Model],
-        load_ms: Mapping[ModelName, int],
-        rules: Rules,
+        load_ms: Callable[[ModelName], int],
+        rules: Rules | None = None,
+        *,
+        eviction: Eviction = Eviction.VALUE,
+        stop_ms: int = STOP_MS,
+        is_checked: bool = True,
     ) -> None:
         self.timeline = Timeline()
-        self.scheduler = Scheduler(models, rules=rules)
+        self.scheduler = Scheduler(models, rules=rules, eviction=eviction)
         self.served: Counter[ModelName] = Counter()
         self.waited_ms: defaultdict[ModelName, list[int]] = defaultdict(list)
         self.starts: Counter[ModelName] = Counter()
         self._load_ms = load_ms
-        self._audit = EffectAudit(models) if rules == Rules() else None
+        self._stop_ms = stop_ms
+        is_checked = is_checked and rules in (None, Rules())
+        self._audit = EffectAudit(models) if is_checked else None
         self._count = 0
         self._going: set[ReplicaId] = set()
         self._on_answer: dict[RequestId, Callable[[Effect], None]] = {}
@@ -186,11 +195,11 @@ class Stage:
         match effect:
             case Start(replica=replica, model=model):
                 self.starts[model] += 1
-                self.timeline.post(self._load_ms[model], lambda: self._ready(replica))
+                self.timeline.post(self._load_ms(model), lambda: self._ready(replica))
             case Stop(replica=replica):
                 self._going.add(replica)
                 gone = ReplicaStopped(replica, StopCause.ASKED)
-                self.timeline.post(STOP_MS, lambda: self._feed(gone))
+                self.timeline.post(self._stop_ms, lambda: self._feed(gone))
             case Grant(request=request) | Refuse(request=request):
                 self._on_answer.pop(request)(effect)
             case Leased(lease=lease) | LeaseEnded(lease=lease):
