@@ -50,6 +50,30 @@ def test_ok(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("rules", "lines"),
+    [
+        (
+            "groups:\n  g: {members: [b, a], persistent: true}\n"
+            + "  h: {members: [c], swap: false, exclusive: false}\n",
+            [
+                "groups     g: a, b; one at a time; alone; persistent",
+                "           h: c; all together; beside others",
+            ],
+        ),
+        (
+            'matrix: {sets: {x: "a & b", y: b & (c | a)}}',
+            ["matrix     x: a & b", "           y: b & (c | a)"],
+        ),
+    ],
+)
+def test_rules_are_said(tmp_path: Path, rules: str, lines: list[str]) -> None:
+    path = tmp_path / "rota.yaml"
+    path.write_text(GOOD + rules)
+    result = CliRunner().invoke(main, ["check", str(path)])
+    assert result.stdout.splitlines()[-len(lines) :] == lines
+
+
 def test_ok_for_programs(tmp_path: Path) -> None:
     path = tmp_path / "rota.yaml"
     path.write_text(GOOD)

@@ -14,6 +14,7 @@ from rota.config.complaints import InvalidConfig
 from rota.config.fit import needs_of
 from rota.config.units import show_duration, show_mib
 from rota.config.values import CommandEngine, Config, LlamaCppEngine, ModelConfig, UrlEngine
+from rota.core.coexistence import Coexistence, Group, Groups, Matrix
 
 KINDS = ("always", "on demand", "elsewhere", "off")
 
@@ -57,6 +58,9 @@ def _say(config: Config) -> None:
         models = [model for model in config.models.values() if kind_of(model) == kind]
         for n, model in enumerate(models):
             click.echo(f"{kind if n == 0 else '':<11}{model.name}: {_say_model(model)}")
+    title, rules = _rules(config.coexistence)
+    for n, rule in enumerate(rules):
+        click.echo(f"{title if n == 0 else '':<11}{printable(rule)}")
     for warning in config.warnings:
         click.echo(f"warning: {printable(warning)}", err=True)
 
@@ -86,6 +90,27 @@ def _say_model(entry: ModelConfig) -> str:
     if entry.aliases:
         parts.append(f"also called {', '.join(entry.aliases)}")
     return ", ".join(parts)
+
+
+def _rules(coexistence: Coexistence) -> tuple[str, list[str]]:
+    """What may be loaded together, where the file says more than memory does."""
+    match coexistence:
+        case Groups(groups):
+            return "groups", [_say_group(group) for group in groups]
+        case Matrix(sets):
+            return "matrix", [f"{name}: {expression}" for name, expression in sets]
+        case _:
+            return "", []
+
+
+def _say_group(group: Group) -> str:
+    parts = [
+        ", ".join(sorted(group.members)),
+        "one at a time" if group.swap else "all together",
+        "alone" if group.exclusive else "beside others",
+        *(["persistent"] if group.persistent else []),
+    ]
+    return f"{group.name}: {'; '.join(parts)}"
 
 
 def _count(n: int, what: str) -> str:

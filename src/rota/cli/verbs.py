@@ -287,7 +287,7 @@ def explain(
     url: str,
     as_json: bool,
 ) -> None:
-    """Tell what became of a request, and why; or what would become of one.
+    """Tell what became of a request, or would now, and why.
 
     ID is its X-Request-Id: what it waited for, who had to leave for it, what that cost.
 
