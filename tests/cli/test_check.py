@@ -54,8 +54,11 @@ def test_ok(tmp_path: Path) -> None:
     ("rules", "lines"),
     [
         (
-            "groups:\n  g: {members: [b, a], persistent: true}\n"
-            + "  h: {members: [c], swap: false, exclusive: false}\n",
+            """\
+groups:
+  g: {members: [b, a], persistent: true}
+  h: {members: [c], swap: false, exclusive: false}
+""",
             [
                 "groups     g: a, b; one at a time; alone; persistent",
                 "           h: c; all together; beside others",
