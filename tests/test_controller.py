@@ -19,6 +19,7 @@ from rota.core.effects import Effect, Start, Stop
 from rota.core.events import (
     Event,
     LeaseReleased,
+    ModelsChanged,
     NodeJoined,
     NodeLost,
     Outcome,
@@ -59,6 +60,9 @@ class RecordingCluster:
 
     async def close(self) -> None:
         self.is_closed = True
+
+    def configure(self, config: Config) -> None:
+        self.config = config
 
     def obstacle(self, model: str) -> str:
         return ""
@@ -448,6 +452,76 @@ async def test_a_scheduler_that_takes_over_loses_nothing_that_runs_or_waits(
         cluster.ready("r2")
         await until(lambda: third.handle is not None)
         await third.finish()
+
+
+async def test_another_configuration_counts_and_nothing_is_lost_for_it(tmp_path: Path) -> None:
+    async with running(entry("a"), entry("b"), state_dir=tmp_path) as (controller, cluster):
+        asker = Asker(controller, "a", "one")
+        await until(lambda: len(cluster.orders) == 1)
+        cluster.ready("r1")
+        await until(lambda: asker.handle is not None)
+        late = Asker(controller, "b", "late")
+        await asyncio.sleep(0)
+        after = replace(entry("a"), engine=CommandEngine(("false",)), aliases=("new",))
+        config = changed(controller, after, entry("c"))
+        controller.reload(config)
+        assert (controller.config, cluster.config) == (config, config)
+        with pytest.raises(RequestError) as caught:
+            await late.task
+        assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+        models = cast("list[dict[str, object]]", controller.status()["models"])
+        assert [(m["name"], m["aliases"]) for m in models] == [("a", ["new"]), ("c", ["c-alias"])]
+        assert not asker.task.done()
+        assert len(cluster.orders) == 1
+        await asker.finish()
+        saved = load(await controller.save_journal()).recording
+        (event,) = (s.event for s in saved.steps if isinstance(s.event, ModelsChanged))
+        assert event.relaunched == {"a"}
+        assert first_difference(saved) is None
+
+
+async def test_a_replica_of_a_model_that_is_gone_is_still_told_of(tmp_path: Path) -> None:
+    async with running(entry("a"), state_dir=tmp_path) as (controller, cluster):
+        asker = Asker(controller, "a", "one")
+        await until(lambda: len(cluster.orders) == 1)
+        cluster.ready("r1")
+        await until(lambda: asker.handle is not None)
+        controller.reload(changed(controller))
+        (model,) = cast("list[dict[str, object]]", controller.status()["models"])
+        assert (model["name"], model["removed"], model["aliases"]) == ("a", True, [])
+        with pytest.raises(RequestError, match="no model"):
+            await controller.load("a")
+        await asker.finish()
+        assert isinstance(cluster.last(), Stop)
+        cluster.stopped("r1")
+        assert controller.status()["models"] == []
+
+
+async def test_a_scheduler_that_breaks_on_a_configuration_is_followed_by_one_that_has_it(
+    tmp_path: Path,
+) -> None:
+    async with running(entry("a"), state_dir=tmp_path) as (controller, cluster):
+        asker = Asker(controller, "a", "one")
+        await until(lambda: len(cluster.orders) == 1)
+        cluster.ready("r1")
+        await until(lambda: asker.handle is not None)
+        with broken_on(ModelsChanged), pytest.raises(AssertionError, match="no ModelsChanged"):
+            controller.reload(changed(controller, entry("b")))
+        models = cast("list[dict[str, object]]", controller.status()["models"])
+        assert [m["name"] for m in models if not m["removed"]] == ["b"]
+        assert not asker.task.done()  # what ran runs on, though its model is gone
+        await asker.finish()
+        assert isinstance(cluster.last(), Stop)
+        cluster.stopped("r1")
+        other = Asker(controller, "b", "two")
+        await until(lambda: len(cluster.orders) == 3)
+        cluster.ready(cluster.last().replica)
+        await until(lambda: other.handle is not None)
+        await other.finish()
+
+
+def changed(controller: Controller, *entries: ModelConfig) -> Config:
+    return replace(controller.config, models={entry.name: entry for entry in entries})
 
 
 async def test_a_second_break_at_once_is_mended_too(tmp_path: Path) -> None:

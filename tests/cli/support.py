@@ -93,10 +93,26 @@ class Served:
         return code
 
 
+# Makes stdin the terminal that the process hears of when it goes.
+_ON_TERMINAL = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "os.execv(sys.executable, sys.argv[1:])"
+)
+
+
 @contextmanager
-def served(path: Path, *options: str) -> Iterator[Served]:
+def served(path: Path, *options: str, terminal: int | None = None) -> Iterator[Served]:
+    """`rota serve`, with a terminal of its own or none."""
     argv = [sys.executable, "-m", "rota.cli", "serve", "--config", str(path), *options]
-    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, start_new_session=True) as child:
+    if terminal is not None:
+        argv = [sys.executable, "-c", _ON_TERMINAL, *argv]
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL if terminal is None else terminal,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as child:
         try:
             yield Served(child)
         finally:

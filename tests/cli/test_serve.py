@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-import pytest
-
 from rota.node.memory import available_mib
 from tests.cli.support import model, run, served, wait_until, wait_until_gone, write_config
 
@@ -128,13 +126,51 @@ def born_with_hangup(handled: signal.Handlers) -> Iterator[None]:
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
-def test_ctrl_c_and_a_lost_terminal_end_as_well(tmp_path: Path, number: int) -> None:
-    with born_with_hangup(signal.SIG_DFL), served(write_config(tmp_path, model("a"))) as rota:
+def test_ctrl_c_ends_as_well(tmp_path: Path) -> None:
+    with served(write_config(tmp_path, model("a"))) as rota:
         rota.admin.load("a").result()
         pids = rota.pids()
-        assert rota.end(number) == 0
+        assert rota.end(signal.SIGINT) == 0
         wait_until_gone(pids)
+
+
+def test_a_hangup_loads_the_file_again_until_the_terminal_is_gone(tmp_path: Path) -> None:
+    path = write_config(tmp_path, model("a"))
+    ours, theirs = os.openpty()
+    on_terminal = served(path, "--no-watch", terminal=theirs)
+    with born_with_hangup(signal.SIG_DFL), on_terminal as rota:
+        os.close(theirs)
+        rota.admin.load("a").result()
+        pids = rota.pids()
+        write_config(tmp_path, model("a") + model("b"))
+        rota.process.send_signal(signal.SIGHUP)
+        rota.wait_for(r"rota\.reload: loaded again \(signal\): added b")
+        assert rota.pids() == pids
+        os.close(ours)  # the kernel tells rota
+        assert rota.wait() == 0
+        wait_until_gone(pids)
+
+
+def test_without_a_terminal_a_hangup_loads_the_file_again(tmp_path: Path) -> None:
+    path = write_config(tmp_path, model("a"))
+    with born_with_hangup(signal.SIG_DFL), served(path, "--no-watch") as rota:
+        for wrong in ("  a: {}\n", "  a: {cmd: x}\n"):
+            write_config(tmp_path, wrong)
+            rota.process.send_signal(signal.SIGHUP)
+            rota.wait_for(r"not loaded again \(signal\)")
+        rota.wait_for(r"ERROR +rota\.reload: .*rota.yaml:5:3: `a` has neither `cmd`")
+        write_config(tmp_path, model("b"))
+        rota.process.send_signal(signal.SIGHUP)
+        rota.wait_for("added b; removed a")
+        assert rota.admin.load("b").result()["state"] == "ready"
+        assert rota.end() == 0
+
+
+def test_a_change_of_the_file_is_seen(tmp_path: Path) -> None:
+    with served(write_config(tmp_path, model("a"))) as rota:
+        write_config(tmp_path, model("a") + model("b"))
+        rota.wait_for(r"loaded again \(watch\): added b$")
+        assert rota.end() == 0
 
 
 def test_nohup_is_honoured(tmp_path: Path) -> None:

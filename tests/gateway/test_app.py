@@ -5,10 +5,13 @@ by calling the application as a server would."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from rota.config.values import KeyConfig
 from rota.errors import CapacityError
 from rota.gateway.app import App
 from tests.gateway.conftest import Gateway, start_gateway, until
@@ -315,6 +318,28 @@ async def test_two_hosts_are_none() -> None:
             b"GET /rota/v1/status HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"
         )
         assert (await wire.read_head()).status == 403
+
+
+async def test_catalog_and_keys_are_those_of_the_present_configuration() -> None:
+    async with start_gateway(answering(b"")) as gateway:
+        controller = gateway.controller
+        models = {name: entry for name, entry in controller.config.models.items() if name != "m"}
+        key = KeyConfig("me", hashlib.sha256(b"foo").digest())
+        controller.config = replace(controller.config, models=models)
+        assert (await ask(gateway.port, "POST", CHAT, chat())).status == 404
+        assert "m" not in [m["id"] for m in (await get(gateway, "/v1/models")).json()["data"]]
+        controller.config = replace(controller.config, keys={"me": key}, body_bytes_max=1)
+        assert (await get(gateway, "/v1/models")).status == 401
+        with_key = {"authorization": "Bearer foo"}
+        assert (await ask(gateway.port, "POST", CHAT, chat(), headers=with_key)).status == 413
+
+
+async def test_without_a_file_there_is_nothing_to_load_again() -> None:
+    async with start_gateway(answering(b"")) as gateway:
+        answer = await ask(gateway.port, "POST", "/rota/v1/reload")
+        assert (answer.status, answer.json()["error"]["code"]) == (409, "no_file")
+        assert "configuration" not in (await get(gateway, STATUS)).json()
+        assert (await get(gateway, "/rota/v1/reload")).status == 405
 
 
 async def test_mistake_of_ours_beside_the_data_path(caplog: pytest.LogCaptureFixture) -> None:

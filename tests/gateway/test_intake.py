@@ -33,7 +33,7 @@ def read(body: bytes) -> Any:
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return asyncio.run(read_intake({"type": "http"}, {}, receive, 10_000, Uploads(10_000)))
+    return asyncio.run(read_intake({"type": "http"}, {}, receive, 10_000, Uploads(lambda: 10_000)))
 
 
 @given(

@@ -19,7 +19,7 @@ from rota.core.events import Outcome
 from rota.errors import CapacityError
 from rota.gateway import jobs
 from tests.gateway.conftest import Gateway, start_gateway, until
-from tests.gateway.fakes import Exchange, answer_bytes, make_config
+from tests.gateway.fakes import Exchange, FakeGrant, GrantCall, answer_bytes, make_config
 from tests.gateway.wire import CHAT, Answer, ask, chat, connect, request_bytes
 
 VIDEOS = "/v1/videos"
@@ -354,6 +354,39 @@ async def test_the_last_of_two_with_one_id_is_meant_and_both_are_followed(
         await submit(gateway)
         assert len(gateway.controller.active) == 2
         assert "has the id of" in caplog.text
+        renderer.ends()
+        await no_lease(gateway)
+
+
+async def test_a_job_outlives_the_entry_of_its_model() -> None:
+    async with rendering() as (gateway, renderer):
+        assert (await submit(gateway)).status == 200
+        config = gateway.controller.config
+        models = dict(config.models)
+        models["m"] = replace(models["m"], jobs=JobsConfig("/v1/renders", "/v1/renders/{id}"))
+        gateway.controller.config = replace(config, models=models)
+        assert (await submit(gateway)).status == 404
+        renderer.submit["id"] = "render_1"
+        assert (await submit(gateway, "/v1/renders")).status == 200
+        for path in (f"{VIDEOS}/video_1", "/v1/renders/render_1"):
+            assert (await ask(gateway.port, "GET", path)).status == 200
+        renderer.ends()
+        await no_lease(gateway)
+
+
+async def test_a_job_begun_while_its_entry_changed_can_be_asked_after() -> None:
+    async with rendering() as (gateway, renderer):
+        config = gateway.controller.config
+        models = dict(config.models)
+        models["m"] = replace(models["m"], jobs=None)
+
+        async def change(call: GrantCall, grant: FakeGrant) -> None:
+            gateway.controller.config = replace(config, models=models)
+            assert (await submit(gateway, f"{VIDEOS}/none")).status == 404  # it was noticed
+
+        gateway.controller.decide = change
+        assert (await submit(gateway)).status == 200
+        assert (await ask(gateway.port, "GET", f"{VIDEOS}/video_1")).status == 200
         renderer.ends()
         await no_lease(gateway)
 

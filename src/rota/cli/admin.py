@@ -15,6 +15,7 @@ from urllib.parse import quote, urlsplit
 from rota.errors import CapacityError, ReplicaError, RequestError, RotaError
 
 ANSWER_S_MAX = 10.0  # for what is answered at once
+RELOAD_S_MAX = 60.0  # a large file takes seconds
 Json = dict[str, Any]
 
 
@@ -61,6 +62,15 @@ class Admin:
     def save_journal(self) -> Json:
         """`POST /rota/v1/journal`."""
         return self.send("POST", "/rota/v1/journal", {"path"}, wait_s_max=ANSWER_S_MAX).result()
+
+    def reload(self) -> Json:
+        """`POST /rota/v1/reload`."""
+        return self.send("POST", "/rota/v1/reload", {"reloaded"}, wait_s_max=RELOAD_S_MAX).result()
+
+    def preview(self, text: bytes) -> Json:
+        """`POST /rota/v1/reload?dry_run=true`."""
+        path = "/rota/v1/reload?dry_run=true"
+        return self.send("POST", path, {"reloaded"}, wait_s_max=RELOAD_S_MAX, body=text).result()
 
     def leases(self) -> Json:
         """`GET /rota/v1/leases`."""
@@ -112,13 +122,13 @@ class Admin:
         keys: set[str],
         *,
         wait_s_max: float | None = None,
-        body: Json | None = None,
+        body: Json | bytes | None = None,
     ) -> Pending:
         """Send a request; its answer may be waited for, and will have these keys."""
         kind = http.client.HTTPSConnection if self._is_https else http.client.HTTPConnection
         connection = kind(self._host, self._port, timeout=wait_s_max)
         try:
-            data = None if body is None else json.dumps(body).encode()
+            data = json.dumps(body).encode() if isinstance(body, dict) else body
             connection.request(method, self._path + path, data)
         except (OSError, http.client.HTTPException) as error:
             connection.close()

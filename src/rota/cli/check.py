@@ -19,13 +19,19 @@ from rota.core.coexistence import Coexistence, Group, Groups, Matrix
 KINDS = ("always", "on demand", "elsewhere", "off")
 
 
-def check(path: Path, *, as_json: bool) -> bool:
-    """Print the verdict on a file; whether it can be used."""
+def check(path: Path, *, as_json: bool, is_quiet: bool = False) -> bool:
+    """Print the verdict on a file; whether it can be used.
+
+    Args:
+        is_quiet: say nothing of a file that can be.
+    """
     try:
         config = load(path, allow_open=True)
     except InvalidConfig as invalid:
         _refuse(invalid, as_json=as_json)
         return False
+    if is_quiet:
+        return True
     if as_json:
         click.echo(json.dumps(_as_json(config), indent=2))
     else:

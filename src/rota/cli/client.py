@@ -46,6 +46,8 @@ def ps(url: str, *, as_json: bool) -> None:
             click.echo(line)
     for device in status["devices"]:
         click.echo(printable(_say_device(device)))
+    for line in _say_configuration(status.get("configuration") or {}):
+        click.echo(printable(line))
 
 
 def _line(cells: Row, widths: Sequence[int]) -> str:
@@ -110,6 +112,15 @@ def _say_device(device: Json) -> str:
     promised = f", {show_mib(device['promised_mib'])} promised" if device["promised_mib"] else ""
     total = show_mib(device["memory_mib"])
     return f"{device['node']}/{device['id']}: {used} of {total} used{promised}"
+
+
+def _say_configuration(about: Json) -> Iterator[str]:
+    """What is amiss with the file; nothing, if nothing is."""
+    if keys := about.get("needs_restart"):
+        yield f"{about.get('path')}: {', '.join(keys)} will count when rota is restarted"
+    if complaint := about.get("complaint"):
+        yield f"{about.get('path')}: not loaded since {about.get('loaded_at')}, for"
+        yield from (f"  {line}" for line in str(complaint.get("text")).splitlines())
 
 
 def load(url: str, model: str, *, as_json: bool) -> None:

@@ -16,17 +16,14 @@ import resource
 import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from rota.cli.check import kind_of
+from rota.cli.reloader import Loaded, Reloader, Source, beside
+from rota.cli.room import say_devices, warn_of_room
 from rota.cli.streams import log_to_stderr, open_missing
 from rota.cluster.local import LocalCluster
-from rota.config import load
-from rota.config.fit import fits, needs_of, want_of
-from rota.config.units import show_mib
 from rota.config.values import Config
 from rota.controller import Controller
-from rota.core.types import Model
 from rota.errors import ConfigError
 from rota.gateway.app import App
 from rota.gateway.server import bind, loop_factory, settled_memory
@@ -43,37 +40,57 @@ log = logging.getLogger("rota")
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A rota that accepts requests."""
+    """A rota that accepts requests.
+
+    Args:
+        reloader: None = it was not started from a file that may change.
+    """
 
     controller: Controller
     url: str
+    reloader: Reloader | None = None
 
 
-def serve(path: Path, *, listen: str | None, allow_open: bool, state_dir: Path | None) -> None:
-    """Serve a file until a signal. Raises ConfigError: it cannot be served."""
+def serve(source: Source, *, is_watched: bool) -> None:
+    """Serve a file until a signal.
+
+    Args:
+        is_watched: load it again whenever it changes.
+
+    Raises:
+        ConfigError: it cannot be served.
+    """
     open_missing()
     _raise_descriptor_limit()
-    config = load(path, listen=listen, allow_open=allow_open, state_dir=state_dir)
+    loaded = source.open()
     with log_to_stderr(), asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_until_signalled(config))
+        runner.run(_until_signalled(loaded, is_watched=is_watched))
 
 
-async def _until_signalled(config: Config) -> None:
-    ending = end_on_signal()
-    for warning in config.warnings:
+async def _until_signalled(loaded: Loaded, *, is_watched: bool) -> None:
+    asked = asyncio.Event()
+    ending = end_on_signal(asked)
+    for warning in loaded.config.warnings:
         log.warning("%s", warning)
-    async with running(config) as rota:
+    async with running(loaded.config, loaded) as rota:
+        assert rota.reloader is not None
         _say_what_is_served(rota.controller)
         log.info("listening on %s", rota.url)
+        works = [rota.reloader.reload_when(asked)]
+        works += [rota.reloader.watch()] if is_watched else []
         with settled_memory():
-            await ending.wait()
+            async with beside(*works):
+                await ending.wait()
         log.info("ending: the running get %d s", DRAIN_MS // 1000)
     log.info("ended")
 
 
 @contextlib.asynccontextmanager
-async def running(config: Config) -> AsyncIterator[Running]:
+async def running(config: Config, loaded: Loaded | None = None) -> AsyncIterator[Running]:
     """Serve while the block runs; then drain, and end everything that was started.
+
+    Args:
+        loaded: where the configuration is from; None = it is not loaded again.
 
     Raises:
         ConfigError: the port or the state directory is taken, or of no use.
@@ -86,10 +103,11 @@ async def running(config: Config) -> AsyncIterator[Running]:
             LeaseStore(config.state_dir) as leases,
         ):
             async with _controlled(config, leases) as controller:
-                app = App(controller, records=leases)
+                reloader = None if loaded is None else Reloader(loaded, controller)
+                app = App(controller, records=leases, reloader=reloader)
                 async with serve_app(app, config, listener=listener) as server:
                     try:
-                        yield Running(controller, server.url)
+                        yield Running(controller, server.url, reloader)
                     finally:
                         await controller.shutdown(grace_ms=DRAIN_MS)
 
@@ -109,16 +127,26 @@ async def _controlled(config: Config, leases: LeaseStore) -> AsyncIterator[Contr
         yield controller
 
 
-def end_on_signal() -> asyncio.Event:
-    """An event that the first SIGTERM, SIGINT or SIGHUP (the terminal is gone) sets; a second
-    one ends the process at once.
+def end_on_signal(reload_asked: asyncio.Event | None = None) -> asyncio.Event:
+    """An event that the first SIGTERM, SIGINT or SIGHUP sets; a second one ends the process at
+    once.
 
-    Engines end with the process, however it ends: their guards see to it. A signal that rota
-    was started to ignore, as under nohup, stays ignored.
+    Two things are said by SIGHUP: that the terminal is gone, and that a daemon's file is to be
+    loaded again. It is the first if rota was started on a terminal and that is gone, else the
+    second. Engines end with the process, however it ends: their guards see to it. A signal that
+    rota was started to ignore, as under nohup, stays ignored.
+
+    Args:
+        reload_asked: set by a SIGHUP of the second kind; None = each one ends.
     """
     ending = asyncio.Event()
+    terminals = [fd for fd in (0, 2) if os.isatty(fd)]
 
     def heard(number: int) -> None:
+        is_gone = any(not os.isatty(fd) for fd in terminals)
+        if number == signal.SIGHUP and reload_asked is not None and not is_gone:
+            reload_asked.set()
+            return
         if ending.is_set():
             os._exit(128 + number)
         ending.set()
@@ -143,24 +171,7 @@ def _raise_descriptor_limit() -> None:
 
 def _say_what_is_served(controller: Controller) -> None:
     """What was found, who is off, and what will not fit on what was found."""
-    config = controller.config
-    devices = controller.status()["devices"]
-    assert isinstance(devices, list), devices
-    totals = {str(device["id"]): int(device["memory_mib"]) for device in devices}
-    where = ", ".join(f"{device} {show_mib(mib)}" for device, mib in totals.items())
-    log.info("devices, %s: %s", "as stated" if config.devices else "as found", where)
-    for entry in config.models.values():
+    say_devices(controller)
+    for entry in controller.config.models.values():
         log.info("model %s: %s", entry.name, kind_of(entry))
-    if not config.devices:  # else the file's own warnings have said so
-        _say_what_will_not_fit([entry.model for entry in config.models.values()], totals)
-
-
-def _say_what_will_not_fit(models: list[Model], totals: dict[str, int]) -> None:
-    served = [model for model in models if not model.is_external and not model.scaling.is_off]
-    for model in served:
-        if not fits([want_of(model)], totals):
-            log.warning("model %s will not fit: it needs %s", model.name, needs_of(model))
-    always = [model for model in served for _ in range(model.scaling.min)]
-    if not fits([want_of(model) for model in always], totals):
-        names = ", ".join(sorted({model.name for model in always}))
-        log.warning("models that always run will not fit together: %s", names)
+    warn_of_room(controller)

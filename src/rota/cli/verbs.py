@@ -53,6 +53,7 @@ def main() -> None:
     rota demo                       see it at work, with two small models
     rota check rota.yaml            what a configuration says, and what is wrong with it
     rota serve --config rota.yaml   serve it
+    rota reload                     load the file again; what runs goes on
     rota ps                         who is loaded, who waits, and for what
     rota queue                      each caller who waits, and how long still
     rota explain ID                 what became of one request, and why
@@ -104,27 +105,57 @@ class _Duration(click.ParamType[int]):
 @click.option("--listen", metavar="HOST:PORT", help="Instead of the file's; port 0 = a free one.")
 @click.option("--open", "allow_open", is_flag=True, help="Let other machines in, without keys.")
 @click.option("--state", type=_FILE, metavar="DIR", help="Instead of the file's.")
-def serve(path: Path, listen: str | None, allow_open: bool, state: Path | None) -> None:
+@click.option("--no-watch", "is_unwatched", is_flag=True, help="Load FILE again when told only.")
+def serve(
+    path: Path, listen: str | None, allow_open: bool, state: Path | None, is_unwatched: bool
+) -> None:
     """Serve the models of FILE until a signal.
 
-    Runs in the foreground and logs to stderr. On SIGTERM, SIGHUP or Ctrl-C it takes no new request,
-    answers the waiting, gives the running 10 s, ends every engine and leaves with 0; a second
-    signal ends it at once.
+    Runs in the foreground and logs to stderr. On SIGTERM or Ctrl-C, or when its terminal is gone,
+    it takes no new request, answers the waiting, gives the running 10 s, ends every engine and
+    leaves with 0; a second signal ends it at once.
+
+    FILE is loaded again when it changes, on SIGHUP, and by `rota reload`: what runs goes on.
     """
+    from rota.cli.reloader import Source
     from rota.cli.serve import serve as run
 
-    run(path, listen=listen, allow_open=allow_open, state_dir=state)
+    run(Source(path, listen, state, allow_open), is_watched=not is_unwatched)
 
 
 @main.command()
 @click.argument("path", type=_FILE, metavar="FILE")
+@click.option("--diff", is_flag=True, help="Say what it would change in the rota that runs.")
+@_url
 @_json
-def check(path: Path, as_json: bool) -> None:
-    """Say what FILE means, or everything that is wrong with it."""
-    from rota.cli.check import check as run
+def check(path: Path, diff: bool, url: str, as_json: bool) -> None:
+    """Say what FILE means, or everything that is wrong with it.
 
-    if not run(path, as_json=as_json):
+    With --diff, say what would change if the rota that runs loaded FILE in place of its own:
+    models that come and go, and keys that count now, from a model's next start, or not before
+    rota is restarted.
+    """
+    from rota.cli.check import check as run
+    from rota.cli.reload import preview
+
+    if not run(path, as_json=as_json, is_quiet=diff):
         raise click.exceptions.Exit(EXIT_FAILED)
+    if diff:
+        preview(url, path, as_json=as_json)
+
+
+@main.command()
+@_url
+@_json
+def reload(url: str, as_json: bool) -> None:
+    """Have rota load its file again, and say what that changed.
+
+    Streams go on, and models whose entries stay keep running. A file with a mistake changes
+    nothing.
+    """
+    from rota.cli.reload import reload as run
+
+    run(url, as_json=as_json)
 
 
 @main.command()

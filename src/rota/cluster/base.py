@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from rota.config.values import Config
 from rota.core.effects import Start, Stop
 from rota.core.events import Event, NodeJoined
 from rota.core.types import ModelName, ReplicaId
@@ -29,6 +30,10 @@ class Cluster(Protocol):
 
     async def close(self) -> None:
         """End every engine; nothing is left running."""
+
+    def configure(self, config: Config) -> None:
+        """From the next start on, models are run as this says. What runs stays as it is, and so
+        do devices."""
 
     def obstacle(self, model: ModelName) -> str:
         """What would make any start of a model fail, in words; empty = nothing known."""

@@ -39,6 +39,10 @@ class LocalCluster:
         if self._node is not None:
             await self._node.close()
 
+    def configure(self, config: Config) -> None:
+        self._config = config
+        self.node.configure(config.models)
+
     def obstacle(self, model: ModelName) -> str:
         return self.node.obstacle(model)
 

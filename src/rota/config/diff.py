@@ -114,6 +114,7 @@ _RESTART = frozenset({"host", "port", "state_dir", "devices"})
 _NEXT_START = frozenset(
     {
         *{"memory_mib", "device_count", "devices", "slots", "stop_grace_ms"},
+        "is_exclusive_while_busy",
         *{"start_timeout_ms", "start_timeout_ms_max", "silent_after_ms"},
     }
 )

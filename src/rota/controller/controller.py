@@ -84,6 +84,25 @@ class Controller:
         """Take a fact in. To be called in the event loop."""
         self._loop.post(event)
 
+    def reload(self, config: Config) -> None:
+        """Go on with another configuration; what it keeps goes on as if nothing had happened.
+
+        Grants, queues and running replicas of models that stay are not touched. How models are
+        launched counts from the next start on. A model that is gone takes nothing new; its
+        replicas end what they run, then stop. Address, state directory and devices are those
+        rota was started with.
+
+        Args:
+            config: checked; with the present address, state directory and devices.
+
+        Raises:
+            Exception: what the scheduler raised, if it broke on it. The configuration is in
+                force all the same: the scheduler that takes over begins with it.
+        """
+        self.config = config
+        self._cluster.configure(config)
+        self._loop.reload(config)
+
     # ── for the gateway ──────────────────────────────────────────────────────────────────
 
     @asynccontextmanager
@@ -311,7 +330,8 @@ class Controller:
         self.post(TimePassed())  # nothing may have happened for hours
         status = self._loop.scheduler.snapshot()
         for model in status["models"]:  # type: ignore[attr-defined]
-            model["aliases"] = list(self.config.models[model["name"]].aliases)
+            entry = self.config.models.get(model["name"])  # None: it is being taken out
+            model["aliases"] = list(entry.aliases) if entry else []
             for replica in model["replicas"]:
                 facts = self._cluster.facts(replica["id"])
                 replica["pid"] = facts.pid if facts else None

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import assert_never
 
 from rota.cluster.base import Cluster
-from rota.config.values import Config
+from rota.config.values import Config, ModelConfig
 from rota.controller.answers import error_of
 from rota.controller.leases import Leases
 from rota.core.describe import describe
@@ -44,6 +44,7 @@ from rota.core.events import (
     GrantEnded,
     LeaseAsked,
     LoadAsked,
+    ModelsChanged,
     NodeJoined,
     NodeLost,
     PinAsked,
@@ -163,6 +164,28 @@ class Loop:
         finally:
             self._is_stepping = False
             self._set_alarm()
+
+    def reload(self, config: Config) -> None:
+        """Have the scheduler go on with another configuration; one that takes over begins
+        with it.
+
+        Raises:
+            Exception: what the scheduler raised, if it broke on it.
+        """
+        before, self._config = self._config.models, config
+        entries = config.models.values()
+        kept = [entry for entry in entries if entry.name in before]
+        self.order(
+            ModelsChanged(
+                tuple(entry.model for entry in entries),
+                config.coexistence,
+                relaunched=frozenset(e.name for e in kept if _is_relaunched(before[e.name], e)),
+                eviction=config.eviction,
+                queue_bytes_max=config.queue_bytes_max,
+                hold_ms_max=config.hold_ms_max,
+                lease_ms_max=config.lease_ttl_ms_max,
+            )
+        )
 
     def order(self, event: Event) -> None:
         """Post what someone waits for by other means than an answer.
@@ -348,6 +371,15 @@ class Loop:
             eviction=self._config.eviction,
             coexistence=self._config.coexistence,
         )
+
+
+def _is_relaunched(before: ModelConfig, after: ModelConfig) -> bool:
+    """Whether a model is now started in another way, so that it may come up where it did not."""
+    return (before.engine, before.start_timeout_ms, before.start_timeout_ms_max) != (
+        after.engine,
+        after.start_timeout_ms,
+        after.start_timeout_ms_max,
+    )
 
 
 def _level_of(event: Event) -> int:

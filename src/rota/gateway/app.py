@@ -31,18 +31,20 @@ from rota.errors import RequestError, RotaError
 from rota.gateway import proxy
 from rota.gateway.client import Client
 from rota.gateway.errors import error_body, error_headers, internal_error, send_error
+from rota.gateway.fields import read_body
 from rota.gateway.guard import check_admin
 from rota.gateway.jobs import METHODS, Jobs
 from rota.gateway.keys import CHALLENGE, authenticate
 from rota.gateway.leases import Handler, Leases
 from rota.gateway.sockets import REALTIME, Sockets
-from rota.gateway.surface import Controller, LeaseRecords
+from rota.gateway.surface import Controller, LeaseRecords, Reloader
 from rota.gateway.watch import ClientGoneError, Watch
 
 T = TypeVar("T")
 
 GREETING = "rota is running"
 GRACE_S_MAX = 86_400
+FILE_BYTES_MAX = 4 * 1024 * 1024 + 1  # a configuration is refused as too large at one less
 
 _OFFERED = sorted(proxy.PATHS)
 
@@ -56,6 +58,7 @@ class App:
         controller: decides and knows; never closed from here.
         client: towards the engines; None = one of our own, closed by `close`.
         records: of leases that are over; None = none are kept.
+        reloader: loads the file again; None = there is none.
     """
 
     def __init__(
@@ -64,19 +67,20 @@ class App:
         *,
         client: Client | None = None,
         records: LeaseRecords | None = None,
+        reloader: Reloader | None = None,
     ) -> None:
+        self._controller = controller
         self._client = client or Client()
         self._jobs = Jobs(controller, self._client)
         self._proxy = proxy.Proxy(controller, self._client, self._jobs)
         self._sockets = Sockets(controller, self._client)
-        self._beside = _Beside(controller, records).application()
-        self._keys = controller.config.keys
+        self._beside = _Beside(controller, records, reloader).application()
         self._run = os.urandom(4).hex()
         self._count = itertools.count(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            authenticate(scope, self._keys)
+            authenticate(scope, self._controller.config.keys)
         except RequestError as error:
             await send_error(send, error, self._id(), CHALLENGE)
             return
@@ -121,8 +125,11 @@ class App:
 class _Beside:
     """Everything that is not the data path."""
 
-    def __init__(self, controller: Controller, records: LeaseRecords | None) -> None:
+    def __init__(
+        self, controller: Controller, records: LeaseRecords | None, reloader: Reloader | None
+    ) -> None:
         self._controller = controller
+        self._reloader = reloader
         self._leases = Leases(controller, self._find, records)
         self._since = int(time.time())
 
@@ -138,6 +145,7 @@ class _Beside:
             Route("/rota/v1/explain/{id:path}", admin(self._explain)),
             Route("/rota/v1/journal", admin(self._save_journal), methods=["POST"]),
             Route("/rota/v1/models/{name:path}/plan", admin(self._plan)),
+            Route("/rota/v1/reload", admin(self._reload), methods=["POST"]),
             Route("/rota/v1/models/{name:path}/load", admin(self._load), methods=["POST"]),
             Route("/rota/v1/models/{name:path}/unload", admin(self._unload), methods=["POST"]),
             Route("/rota/v1/models/{name:path}/pin", admin(self._pin), methods=["POST"]),
@@ -228,7 +236,10 @@ class _Beside:
         return guarded
 
     async def _status(self, request: Request) -> Response:
-        return JSONResponse(self._controller.status())
+        status = self._controller.status()
+        if self._reloader is not None:
+            status["configuration"] = self._reloader.status()
+        return JSONResponse(status)
 
     async def _queue(self, request: Request) -> Response:
         return JSONResponse(self._controller.queue())
@@ -242,6 +253,26 @@ class _Beside:
 
     async def _save_journal(self, request: Request) -> Response:
         return JSONResponse({"path": str(await self._controller.save_journal())})
+
+    async def _reload(self, request: Request) -> Response:
+        """Load the file again; or say what that would change, for the file as it is or for the
+        text in the body."""
+        is_dry_run = _flag(request, "dry_run")
+        text = await read_body(request, FILE_BYTES_MAX)
+        if self._reloader is None:
+            raise RequestError(
+                "this rota was started without a file to load again", code="no_file", status=409
+            )
+        if is_dry_run:
+            return JSONResponse(await self._reloader.preview(text or None))
+        if text:
+            raise RequestError(
+                "what is loaded is rota's own file, not a body; ?dry_run=true says what it would "
+                "change",
+                code="invalid_request",
+                status=400,
+            )
+        return JSONResponse(await self._reloader.reload())
 
     async def _load(self, request: Request) -> Response:
         name = self._find(request.path_params["name"]).name

@@ -27,7 +27,7 @@ async def read_fields(request: Request, kind: type[S]) -> S:
         RequestError: 400 or 413, with what is wrong.
         ClientGoneError: the client left.
     """
-    body = await _read(request)
+    body = await read_body(request, BODY_BYTES_MAX)
     try:
         _check_names(msgspec.json.decode(body, type=dict[str, msgspec.Raw]), kind)
         return msgspec.json.decode(body, type=kind)
@@ -41,14 +41,20 @@ async def read_fields(request: Request, kind: type[S]) -> S:
         raise bad_request("the body is nested too deeply") from error
 
 
-async def _read(request: Request) -> bytes:
+async def read_body(request: Request, bytes_max: int) -> bytes:
+    """A whole body.
+
+    Raises:
+        RequestError: 413, it is larger.
+        ClientGoneError: the client left.
+    """
     body = b""
     try:
         async for piece in request.stream():
             body += piece
-            if len(body) > BODY_BYTES_MAX:
+            if len(body) > bytes_max:
                 raise RequestError(
-                    f"the body is larger than {BODY_BYTES_MAX} bytes, the most that is taken here",
+                    f"the body is larger than {bytes_max} bytes, the most that is taken here",
                     code="body_too_large",
                     status=413,
                 )

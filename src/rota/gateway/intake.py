@@ -15,7 +15,7 @@ import codecs
 import hashlib
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -61,19 +61,19 @@ class Uploads:
     into memory before the queue is asked.
 
     Args:
-        bytes_max: over it a body is not read on.
+        bytes_max: says how much a body may not be read beyond.
     """
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: Callable[[], int]) -> None:
         self._bytes_max = bytes_max
         self._held_bytes = 0
 
     def take(self, count: int) -> None:
         """Raises: CapacityError: 429, it would be too much. It counts until given back."""
         self._held_bytes += count
-        if self._held_bytes > self._bytes_max:
+        if self._held_bytes > self._bytes_max():
             raise CapacityError(
-                f"rota is reading as much of other requests as it may ({self._bytes_max} bytes)",
+                f"rota is reading as much of other requests as it may ({self._bytes_max()} bytes)",
                 code="queue_full",
                 status=429,
                 retry_after_s=UPLOADS_RETRY_S,

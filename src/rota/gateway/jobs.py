@@ -39,7 +39,7 @@ from functools import lru_cache
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from rota.config.values import JobsConfig, ModelConfig
+from rota.config.values import Config, JobsConfig, ModelConfig
 from rota.core.types import LeaseClaim
 from rota.engines.base import Endpoint
 from rota.errors import CapacityError, ReplicaError, RequestError
@@ -78,9 +78,10 @@ class Copy:
         shape: says what of it is looked at.
     """
 
-    __slots__ = ("_names", "_pieces", "_size")
+    __slots__ = ("_names", "_pieces", "_size", "shape")
 
     def __init__(self, shape: JobsConfig) -> None:
+        self.shape = shape
         names = (route.partition(".")[0] for route in (shape.id, shape.status))
         self._names = tuple(dict.fromkeys(names))
         self._pieces: list[bytes] = []
@@ -169,15 +170,32 @@ class Jobs:
     def __init__(self, controller: Controller, client: Client) -> None:
         self._controller = controller
         self._client = client
-        shapes = [entry.jobs for entry in controller.config.models.values() if entry.jobs]
-        self.submits = frozenset(shape.submit for shape in shapes)
-        # The longest first, for one may begin like another.
-        prefixes = {_around(shape)[0] for shape in shapes}
-        self._prefixes = sorted(prefixes, key=len, reverse=True)
+        self._config: Config | None = None  # what the two below were made from
+        self._submits: frozenset[str] = frozenset()
+        self._prefixes: list[str] = []
         self._jobs: dict[tuple[str, str], Job] = {}
         self._following: set[asyncio.Task[None]] = set()
         self._run = os.urandom(4).hex()
         self._count = itertools.count(1)
+
+    @property
+    def submits(self) -> frozenset[str]:
+        """The paths that jobs are posted to, as configured now."""
+        self._look_at_config()
+        return self._submits
+
+    def _look_at_config(self) -> None:
+        """Work out the paths again if models have changed. A job that was begun can still be
+        asked after where it was, whatever became of its model's entry."""
+        config = self._controller.config
+        if config is self._config:
+            return
+        self._config = config
+        shapes = [entry.jobs for entry in config.models.values() if entry.jobs]
+        self._submits = frozenset(shape.submit for shape in shapes)
+        prefixes = {_around(shape)[0] for shape in shapes} | {prefix for prefix, _ in self._jobs}
+        # The longest first, for one may begin like another.
+        self._prefixes = sorted(prefixes, key=len, reverse=True)
 
     # -- beginning
 
@@ -193,8 +211,7 @@ class Jobs:
 
     def begun(self, grant: GrantHandle, answer: Copy) -> Job | None:
         """The job that an answer names, known from now on; None = it names none."""
-        shape = self._controller.config.models[grant.model].jobs
-        assert shape is not None, grant.model
+        shape = answer.shape
         content = answer.content() or {}
         job_id = id_in(shape, content)
         if job_id is None:
@@ -234,6 +251,8 @@ class Jobs:
             oldest = (key for key, job in self._jobs.items() if job.is_over or job.is_lost)
             del self._jobs[next(oldest, next(iter(self._jobs)))]
         self._jobs[key] = job
+        if key[0] not in self._prefixes:  # its model's entry has changed since it was asked for
+            self._config = None
 
     # -- following
 
@@ -296,6 +315,7 @@ class Jobs:
 
     def covers(self, path: str) -> bool:
         """Whether a path lies where jobs are asked after."""
+        self._look_at_config()
         return any(path.startswith(prefix) for prefix in self._prefixes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -69,10 +69,13 @@ class Proxy:
         self._controller = controller
         self._client = client
         self._jobs = jobs
-        config = controller.config
-        self._uploads = Uploads(max(config.queue_bytes_max, config.body_bytes_max))
+        self._uploads = Uploads(self._upload_bytes_max)
         self._run = os.urandom(4).hex()
         self._count = itertools.count(1)
+
+    def _upload_bytes_max(self) -> int:
+        config = self._controller.config
+        return max(config.queue_bytes_max, config.body_bytes_max)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = f"{self._run}-{next(self._count)}"

@@ -146,6 +146,20 @@ class Controller(Protocol):
         """Write down what was decided lately. Raises: RotaError: it cannot be."""
 
 
+class Reloader(Protocol):
+    """Loads the file again that rota was started with; see `rota.cli.reloader`."""
+
+    async def reload(self) -> dict[str, object]:
+        """The body of `POST /rota/v1/reload`. Raises: RequestError: 422, nothing has changed."""
+
+    async def preview(self, data: bytes | None = None) -> dict[str, object]:
+        """What it would be if the file held this; None = what it holds. Nothing changes.
+        Raises: RequestError: the same."""
+
+    def status(self) -> dict[str, object]:
+        """`configuration` in the body of `GET /rota/v1/status`."""
+
+
 class LeaseRecords(Protocol):
     """What is remembered of leases; see `rota.store.LeaseStore`."""
 

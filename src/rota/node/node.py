@@ -106,9 +106,18 @@ class Node:
         )
         return NodeJoined(self.id, devices, running)
 
+    def configure(self, models: Mapping[str, ModelConfig]) -> None:
+        """From the next start on, models are run like this. What runs stays as it is, save that
+        a server that someone else runs is asked at its new URL."""
+        self._models = models
+        for replica in self._replicas.values():
+            if entry := models.get(replica.order.model):
+                replica.point_at(entry.engine)
+
     def obstacle(self, model: ModelName) -> str:
         """What would make any start of a model fail, in words; empty = nothing known."""
-        return obstacle(self._models[model])
+        entry = self._models.get(model)
+        return "" if entry is None else obstacle(entry)
 
     def start(self, order: Start) -> None:
         """Bring a replica up. Returns at once; the rest is told by events."""

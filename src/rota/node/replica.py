@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rota.config.values import CommandEngine, LlamaCppEngine, ModelConfig, UrlEngine
+from rota.config.values import CommandEngine, EngineConfig, LlamaCppEngine, ModelConfig, UrlEngine
 from rota.core.effects import Start
 from rota.core.events import ReplicaStopped, StopCause
 from rota.core.types import Phase
@@ -102,6 +102,14 @@ class Replica:
         elif self.child is not None:
             self.child.stop(grace_ms)
 
+    def point_at(self, engine: EngineConfig) -> None:
+        """Where someone else's server is from now on; for any other engine nothing. Not probed:
+        if nobody is there, the next request tells."""
+        if isinstance(engine, UrlEngine) and isinstance(self.config.engine, UrlEngine):
+            self.config = replace(self.config, engine=engine)
+            if self.endpoint is not None:
+                self.endpoint = endpoint_of(engine)
+
     def heard(self) -> None:
         """Bytes of an answer came from it."""
         if self._listener is not None:
@@ -180,9 +188,10 @@ class Replica:
         self._on_silent(f"{self.config.name} {detail}{self._last_lines()}")
 
     async def _bring_up(self) -> Endpoint:
-        engine = self.config.engine
-        if isinstance(engine, UrlEngine):
-            return await _reach(engine)
+        while isinstance(engine := self.config.engine, UrlEngine):
+            endpoint = await _reach(engine)
+            if engine == self.config.engine:  # else it was pointed elsewhere meanwhile
+                return endpoint
         reasons = []
         for _ in range(TRIES):
             try:
