@@ -30,6 +30,7 @@ def test_a_reload_says_what_has_changed(tmp_path: Path) -> None:
         ]
         assert done.stderr.startswith("warning: `devices`: rota goes on with what it was started")
         assert rota.pids() == pids
+        assert "ready, outdated  r1" in run("ps", env=env).stdout
         assert f"{path}: devices will count when rota is restarted" in run("ps", env=env).stdout
         assert json.loads(run("reload", "--json", env=env).stdout)["unchanged"] == ["a", "c"]
 

@@ -5,6 +5,7 @@ How: short files, and the values, problems or warnings that come out, word for w
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from pathlib import Path
@@ -550,6 +551,7 @@ def test_gguf_files(tmp_path: Path) -> None:
         file.write(b"GGUF")
         file.truncate(100_000_000)
     (tmp_path / "other.gguf").write_bytes(b"zip")
+    os.mkfifo(tmp_path / "pipe.gguf")  # reading one without a writer would hang
     text = """\
         models:
           a: {model: m.gguf, scaling: {max: 1}}
@@ -557,13 +559,15 @@ def test_gguf_files(tmp_path: Path) -> None:
           c: {model: other.gguf, scaling: {max: 1}}
           d: {model: none.gguf, scaling: {max: 1}, memory: 1GiB}
           e: {model: m.gguf, context: 8192, parallel: 1, scaling: {max: 1}}
+          f: {model: pipe.gguf, scaling: {max: 1}, memory: 1GiB}
         """
     config = loaded(tmp_path, text)
     memory = {name: entry.model.memory_mib for name, entry in config.models.items()}
-    assert memory == {"a": 530, "b": 1024, "c": None, "d": 1024, "e": 368}
+    assert memory == {"a": 530, "b": 1024, "c": None, "d": 1024, "e": 368, "f": 1024}
     assert warnings(tmp_path, text) == [
         f"4: {tmp_path}/other.gguf is not a GGUF file; it cannot be started",
         f"5: there is no file {tmp_path}/none.gguf; it cannot be started",
+        f"7: there is no file {tmp_path}/pipe.gguf; it cannot be started",
     ]
 
 

@@ -19,6 +19,7 @@ async def test_what_runs_stays_and_the_next_start_is_another(tmp_path: Path) -> 
         second = await it.up("a")
         commands = [it.node.facts(replica) for replica in (first, second)]
         assert [facts.command[-1] for facts in commands if facts] == ["1", "2"]
+        assert [facts.is_outdated for facts in commands if facts] == [True, False]
 
 
 async def test_a_model_that_is_gone_has_no_obstacle_and_its_replica_ends(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def _rows(status: Json) -> Iterator[tuple[Row, str]]:
             yield (
                 (
                     name,
-                    replica["phase"] + pinned,
+                    replica["phase"] + pinned + (", outdated" if replica.get("outdated") else ""),
                     *_replica_cells(replica),
                     waiting,
                 ),

@@ -145,8 +145,9 @@ class Reloader:
         Raises:
             RequestError: as `reload`.
         """
-        found = await asyncio.to_thread(self._look) if data is None else data
-        plan = await self._plan(found)
+        async with self._turn:
+            found = await asyncio.to_thread(self._look) if data is None else data
+            plan = await self._plan(found)
         return self._say(plan) | {"reloaded": False}
 
     async def watch(self, every_s: float = LOOK_EVERY_S) -> None:

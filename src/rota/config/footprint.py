@@ -37,6 +37,8 @@ def estimate_mib(file: Path, tokens: int) -> int | None:
     Returns: MiB; None when the file cannot be read or is not GGUF.
     """
     try:
+        if not file.is_file():  # a pipe would be waited for
+            return None
         with file.open("rb") as opened:
             if opened.read(4) != b"GGUF":
                 return None

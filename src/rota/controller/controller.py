@@ -314,9 +314,8 @@ class Controller:
 
     async def shutdown(self, *, grace_ms: int = UNLOAD_GRACE_MS) -> None:
         """Answer the waiting, let the running end within the grace, end every replica."""
-        stop_grace_ms = max(
-            (entry.model.stop_grace_ms for entry in self.config.models.values()), default=0
-        )
+        replicas = self._loop.state.replicas.values()
+        stop_grace_ms = max((replica.model.stop_grace_ms for replica in replicas), default=0)
         self._loop.order(ShutdownAsked(grace_ms))
         bound_s = (grace_ms + stop_grace_ms) / 1_000 + CLOSE_MARGIN_S
         try:
@@ -337,6 +336,7 @@ class Controller:
                 replica["pid"] = facts.pid if facts else None
                 replica["port"] = facts.port if facts else None
                 replica["command"] = list(facts.command) if facts else None
+                replica["outdated"] = facts.is_outdated if facts else False
         return status
 
     def queue(self) -> dict[str, object]:

@@ -40,6 +40,7 @@ class Facts:
         command: as launched.
         started_at: seconds since the epoch, when its start was ordered.
         log_path: where its output goes; older output is beside it in `.1`.
+        is_outdated: whether its model would now be started in another way, or not at all.
     """
 
     pid: int | None
@@ -47,6 +48,7 @@ class Facts:
     command: tuple[str, ...]
     started_at: float
     log_path: Path
+    is_outdated: bool = False
 
 
 class Node:
@@ -171,6 +173,7 @@ class Node:
             command=child.launch.argv if child else (),
             started_at=replica.started_at,
             log_path=replica.log_path,
+            is_outdated=_is_outdated(replica.config, self._models.get(replica.order.model)),
         )
 
     def tail(self, replica_id: ReplicaId, lines: int) -> list[str]:
@@ -190,3 +193,14 @@ class Node:
         taken = {replica.log_path for replica in self._replicas.values()}
         names = (f"{name}.log" if n == 1 else f"{name}.{n}.log" for n in count(1))
         return next(path for path in map(self._logs.joinpath, names) if path not in taken)
+
+
+def _is_outdated(started: ModelConfig, entry: ModelConfig | None) -> bool:
+    """Whether what was started is not what `entry` says."""
+    return entry is None or (
+        started.engine != entry.engine
+        or started.model.memory_mib != entry.model.memory_mib
+        or started.model.device_count != entry.model.device_count
+        or started.model.devices != entry.model.devices
+        or started.model.slots != entry.model.slots
+    )
