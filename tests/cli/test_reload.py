@@ -38,7 +38,7 @@ def test_a_reload_says_what_has_changed(tmp_path: Path) -> None:
         done = run("reload", env=env)
         assert (done.returncode, done.stdout) == (1, "")
         assert f"error: {path}:5:3: `a` has neither" in done.stderr
-        assert f"{path}: not loaded since 20" in run("ps", env=env).stdout
+        assert f"{path} is wrong; what was loaded at 20" in run("ps", env=env).stdout
         assert rota.pids() == pids
         assert rota.end() == 0
 

@@ -119,7 +119,7 @@ def _say_configuration(about: Json) -> Iterator[str]:
     if keys := about.get("needs_restart"):
         yield f"{about.get('path')}: {', '.join(keys)} will count when rota is restarted"
     if complaint := about.get("complaint"):
-        yield f"{about.get('path')}: not loaded since {about.get('loaded_at')}, for"
+        yield f"{about.get('path')} is wrong; what was loaded at {about.get('loaded_at')} counts:"
         yield from (f"  {line}" for line in str(complaint.get("text")).splitlines())
 
 

@@ -243,7 +243,7 @@ class Reloader:
     def status(self) -> dict[str, object]:
         """Since when what is loaded counts, how it came, and what is wrong with the file now."""
         return {
-            "path": str(self._source.path),
+            "path": str(self._source.path.absolute()),
             "loaded_at": self._loaded_at,
             "loaded_by": self._loaded_by.value,
             "needs_restart": list(self._needs_restart),
@@ -262,7 +262,7 @@ class Reloader:
     def _say(self, plan: _Plan) -> dict[str, object]:
         diff = plan.diff
         return {
-            "path": str(self._source.path),
+            "path": str(self._source.path.absolute()),
             "added": list(diff.added),
             "removed": list(diff.removed),
             "changed": [
