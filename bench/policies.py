@@ -2,10 +2,11 @@
 
 First equal slots and no waiting: the share of requests that need a swap, by policy, on all days,
 on those that rota's half-lives were tuned on, and on those after. Then waits, with the recorded
-service times and loads drawn one by one from the recorded ones: plain loading on demand (whoever
-waits longest has an idle replica make room, at once; least recently used, or the one that a
-clairvoyant would name), and rota's whole scheduler, bare (nobody sent away, nothing held, stops
-that take no time) and with what a file has that says nothing.
+service times, and load times drawn from the recorded ones: anew for each load (`--by-load`), or
+once for each model, which then is cheap or dear to have back (`--by-model`). Compared are plain
+loading on demand (whoever waits longest has an idle replica make room, at once: the least recently
+used, or the one that a clairvoyant would name), and rota's whole scheduler, bare (nobody sent
+away, nothing held, stops that take no time) and with what a file has that says nothing.
 
     python bench/policies.py [TRAFFIC.csv [LOADS.csv]] [--seeds 1] [--slots-only]
 
@@ -42,6 +43,9 @@ TUNED_DAYS = 12
 CARDS = (2, 4)
 GRANTS = 4
 """Requests that a replica takes at once."""
+LoadMs = Callable[[ModelName], int]
+Draw = Callable[[], LoadMs]
+"""Begins again: each way to schedule meets the same draws."""
 Chooser = Callable[[Sequence[ModelName], int], ModelName]
 
 
@@ -51,15 +55,21 @@ def main() -> None:
     parser.add_argument("traffic", type=Path, nargs="?")
     parser.add_argument("loads", type=Path, nargs="?")
     parser.add_argument("--seeds", type=int, default=1, help="draws of load times")
-    parser.add_argument("--slots-only", action="store_true")
+    which = parser.add_mutually_exclusive_group()
+    for option in ("--slots-only", "--by-load", "--by-model"):
+        which.add_argument(option, action="store_true")
     arguments = parser.parse_args()
     traffic = read_traffic(arguments.traffic) if arguments.traffic else make_up_traffic(seed=1)
     loads_ms = read_loads(arguments.loads) if arguments.loads else make_up_loads(seed=1)
     print(header())
     print(f"{len(traffic)} requests for {len({ask.model for ask in traffic})} models\n")
     print_swaps(traffic)
-    if not arguments.slots_only:
-        print_waits(traffic, loads_ms, range(1, arguments.seeds + 1))
+    seeds = range(1, arguments.seeds + 1)
+    if not (arguments.slots_only or arguments.by_model):
+        print_waits("a length for each load", traffic, [by_load(loads_ms, seed) for seed in seeds])
+    if not (arguments.slots_only or arguments.by_load):
+        draws = [by_model(loads_ms, traffic, seed) for seed in seeds]
+        print_waits("a length for each model", traffic, draws)
 
 
 # ── swaps ────────────────────────────────────────────────────────────────────────────────────
@@ -94,30 +104,41 @@ def share(seen: Sequence[bool]) -> float:
 # ── waits ────────────────────────────────────────────────────────────────────────────────────
 
 
-def print_waits(traffic: Sequence[Ask], loads_ms: Sequence[int], seeds: range) -> None:
+def print_waits(title: str, traffic: Sequence[Ask], draws: Sequence[Draw]) -> None:
     """Of each way to schedule the swaps and the waits, as means over the draws of loads."""
-    ways: Mapping[str, Callable[[int, Callable[[ModelName], int]], Replayed]] = {
-        "on demand, LRU": lambda cards, draw: OnDemand(traffic, cards, draw).run(),
-        "on demand, clairvoyant": lambda cards, draw: OnDemand(
-            traffic, cards, draw, Future(traffic)
+    ways: Mapping[str, Callable[[int, LoadMs], Replayed]] = {
+        "on demand, LRU": lambda cards, load_ms: OnDemand(traffic, cards, load_ms).run(),
+        "on demand, clairvoyant": lambda cards, load_ms: OnDemand(
+            traffic, cards, load_ms, Future(traffic)
         ).run(),
-        "rota, bare, lru": lambda c, draw: replay(traffic, c, draw, Eviction.LRU, BARE),
-        "rota, bare, value": lambda c, draw: replay(traffic, c, draw, Eviction.VALUE, BARE),
-        "rota, lru": lambda c, draw: replay(traffic, c, draw, Eviction.LRU, IN_SERVICE),
-        "rota, value": lambda c, draw: replay(traffic, c, draw, Eviction.VALUE, IN_SERVICE),
+        "rota, bare, lru": lambda cards, ms: replay(traffic, cards, ms, Eviction.LRU, BARE),
+        "rota, bare, value": lambda cards, ms: replay(traffic, cards, ms, Eviction.VALUE, BARE),
+        "rota, lru": lambda cards, ms: replay(traffic, cards, ms, Eviction.LRU, IN_SERVICE),
+        "rota, value": lambda cards, ms: replay(traffic, cards, ms, Eviction.VALUE, IN_SERVICE),
     }
-    print(f"\n{'waits':<24}{'cards':>6}{'swaps %':>9}{'mean s':>9}{'p95 s':>8}{'p99 s':>8}")
+    print(f"\n{title:<24}{'cards':>6}{'swaps %':>9}{'mean s':>9}{'p95 s':>8}{'p99 s':>8}")
     for cards in CARDS:
         for name, way in ways.items():
-            found = [figures(way(cards, drawn(loads_ms, seed))) for seed in seeds]
+            found = [figures(way(cards, draw())) for draw in draws]
             swapped, mean_s, p95_s, p99_s = map(statistics.mean, zip(*found, strict=True))
             print(f"{name:<24}{cards:>6}{swapped:>9.1f}{mean_s:>9.1f}{p95_s:>8.0f}{p99_s:>8.0f}")
 
 
-def drawn(loads_ms: Sequence[int], seed: int) -> Callable[[ModelName], int]:
+def by_load(loads_ms: Sequence[int], seed: int) -> Draw:
     """A length for each load that is begun, whatever the model."""
+
+    def draw() -> LoadMs:
+        random = Random(seed)
+        return lambda _: random.choice(loads_ms)
+
+    return draw
+
+
+def by_model(loads_ms: Sequence[int], traffic: Sequence[Ask], seed: int) -> Draw:
+    """A length for all loads of a model."""
     random = Random(seed)
-    return lambda _: random.choice(loads_ms)
+    known = {name: random.choice(loads_ms) for name in sorted({ask.model for ask in traffic})}
+    return lambda: known.__getitem__
 
 
 def figures(replayed: Replayed) -> tuple[float, float, float, float]:
@@ -165,7 +186,7 @@ class OnDemand:
 
     traffic: Sequence[Ask]
     cards: int
-    load_ms: Callable[[ModelName], int]
+    load_ms: LoadMs
     chooser: Chooser | None = None
     timeline: Timeline = field(default_factory=Timeline)
     loaded: dict[ModelName, Loaded] = field(default_factory=dict)
