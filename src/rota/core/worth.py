@@ -20,7 +20,7 @@ from math import log
 
 HALF_LIVES_MS = (60_000, 600_000, 6_000_000, 60_000_000, 600_000_000)
 """A minute to a week. Tuned on twelve days of a real trace; half or twice as long changes the
-share of requests that need a swap by less than a tenth of a percent point."""
+share of requests that need a swap by half a percent point at most."""
 HOUR_MS = 3_600_000
 LOAD_MS_UNKNOWN = 20_000
 """What a load is taken to last before one was seen; the median of 7,531 real ones is 22.7 s."""
