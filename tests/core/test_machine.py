@@ -38,7 +38,7 @@ from rota.core.events import (
 )
 from rota.core.invariants import EffectAudit, check
 from rota.core.scheduler import Scheduler
-from rota.core.types import Device, LeaseClaim, Model, Phase, Placement, Scaling
+from rota.core.types import Device, LeaseClaim, Model, Phase, Placement, Preload, Scaling
 
 QUEUE_BYTES_MAX = 64
 
@@ -98,6 +98,8 @@ def models(draw: st.DrawFn, name: str) -> Model:
         priority=draw(st.sampled_from((0, 0, 0, 5))),
         rejects_when_full=draw(st.sampled_from((False, False, False, True))),
         is_pinned=draw(st.sampled_from((False,) * 7 + (True,))),
+        scale_up_after_ms=draw(st.sampled_from((0, 5_000))),
+        preload=draw(st.sampled_from((Preload.NEVER,) * 4 + (Preload.ONCE, Preload.ALWAYS))),
         is_exclusive_while_busy=draw(st.sampled_from((False, False, False, True))),
     )
 

@@ -29,10 +29,11 @@ from rota.config.values import (
     ModelConfig,
     UrlEngine,
 )
-from rota.core.types import Model, Scaling
+from rota.core.types import Model, Preload, Scaling
 
 CPU = "cpu"  # the id of the machine's RAM among the devices
 IDLE_TIMEOUT_MS = 600_000
+UP_AFTER_MS = 5_000
 START_TIMEOUTS_MAX = 4  # what a start that goes on writing gets, unless that is stated
 
 # What says which kind a model is, and the keys that only one kind has.
@@ -309,6 +310,8 @@ class ModelReader:
             rejects_when_full=self._stated("when_full") == "reject",
             is_pinned=self._is_pinned(scaling),
             is_exclusive_while_busy=self.entry.exclusive_while_busy,
+            scale_up_after_ms=self._up_after_ms(),
+            preload=self._preload(scaling, is_external=is_external),
         )
 
     def _shared(self, key: str) -> int:
@@ -320,6 +323,19 @@ class ModelReader:
         """What the model states, else what `defaults` does, else the schema's default."""
         source = self.entry if key in self.entry.model_fields_set else self.file.defaults
         return getattr(source, key)
+
+    def _up_after_ms(self) -> int:
+        own, default = self.entry.scaling.up_after, self.file.defaults.scaling.up_after
+        stated = default if own is None else own
+        return UP_AFTER_MS if stated is None else stated
+
+    def _preload(self, scaling: Scaling, *, is_external: bool) -> Preload:
+        preload = Preload(self.entry.preload)
+        if preload is not Preload.NEVER and (scaling.is_off or is_external):
+            what = "that someone else runs" if is_external else "that is off"
+            self._warn(f"`preload` does nothing for a model {what}", "preload")
+            return Preload.NEVER
+        return preload
 
     def _is_pinned(self, scaling: Scaling) -> bool:
         if self.entry.pinned and scaling.is_off:
@@ -361,8 +377,6 @@ class ModelReader:
             place = self.document.value_place(*where, "scaling", "min")
             self.complaints.problem(place, f"`min` {low} is over `max` {high}")
             return None
-        if high > max(low, 1):
-            self._warn(f"{max(low, 1)} of `max` {high} replicas run for now", "scaling")
         idle = default.idle_timeout if own.idle_timeout is None else own.idle_timeout
         return Scaling(low, high, IDLE_TIMEOUT_MS if idle is None else idle)
 

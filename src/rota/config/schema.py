@@ -249,6 +249,12 @@ class ScalingKeys(Keys):
         "A replica above `min` steps down after this long without use; 0 = never.",
         shown="10m",
     )
+    up_after: MaybeDuration = key(
+        "duration",
+        "A further replica is started, within `max`, when a request has waited so long for a slot "
+        "of those there are. It takes no memory from a model that was used lately.",
+        shown="5s",
+    )
 
 
 class SharedKeys(Keys):
@@ -374,6 +380,15 @@ class ModelKeys(SharedKeys):
         "true or false",
         "Once loaded, it never leaves to make room and never steps down; `rota unpin` lets it go.",
         "false",
+    )
+    preload: Annotated[
+        Literal["never", "once", "always"], _reader(_one_of("never", "once", "always"), "text")
+    ] = key(
+        "`never`, `once` or `always`",
+        "Loaded though nobody asks, where memory is free and nobody waits for it: `once` after the "
+        "start; `always` whenever there is room, so that a default model is back when the one that "
+        "displaced it has gone. Nobody is evicted for it, and it may be evicted.",
+        "never",
     )
     exclusive_while_busy: Truth = key(
         "true or false",
@@ -543,10 +558,8 @@ class FileKeys(Keys):
 NOT_BUILT = frozenset(
     {
         "sleep",
-        "scale_up_after",
         "on_exit",
         "cmd_stop",
-        "preload",
     }
 )
 
@@ -560,6 +573,7 @@ SYNONYMS = {
     "healthCheckTimeout": "start_timeout",
     "max_replicas": "scaling: {max: …}",
     "min_replicas": "scaling: {min: …}",
+    "scale_up_after": "scaling: {up_after: …}",
     "n_ctx": "context",
     "ngl": "gpu_layers",
     "path": "model",

@@ -18,7 +18,7 @@ from rota.core.events import ModelsChanged
 from rota.core.orders import Orders
 from rota.core.room import shape
 from rota.core.state import Demand
-from rota.core.types import Model, ModelName, Phase, Scaling
+from rota.core.types import Model, ModelName, Phase, Preload, Scaling
 
 _OFF = Scaling(min=0, max=0, idle_timeout_ms=0)
 
@@ -73,7 +73,7 @@ def _keep(orders: Orders, demand: Demand, model: Model, *, is_relaunched: bool) 
         demand.is_pinned = model.is_pinned
     if demand.load_ms is None:
         demand.load_ms = model.load_ms
-    if model.scaling.is_always:
+    if model.scaling.is_always or model.preload is Preload.ALWAYS:
         demand.is_held_down = False
     demand.is_removed = False
     if shape(known) != shape(model):

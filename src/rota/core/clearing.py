@@ -23,7 +23,7 @@ from rota.core.events import StopCause
 from rota.core.eviction import Plan
 from rota.core.orders import Orders
 from rota.core.room import Outlook
-from rota.core.state import Barrier, Demand, Failure, Promise, Rank, Replica, State
+from rota.core.state import BEHIND, Barrier, Demand, Failure, Promise, Rank, Replica, State
 from rota.core.types import Phase, ReplicaId
 
 COOLDOWN_MS_MIN = 5_000
@@ -46,11 +46,12 @@ class Clearing:
         return self.orders.state
 
     def walk(self) -> None:
-        """8, 9, 10: along the queue."""
+        """8, 9, 10: along the queue; then what is loaded for nobody."""
         if not self._state.ledger.totals:
             return
         queue = self._state.queue()
-        outlook = Outlook(self._state) if queue else None
+        preloads = self._state.to_preload() if self._state.preloads else ()
+        outlook = Outlook(self._state) if queue or preloads else None
         for rank, demand in queue:
             assert outlook is not None
             while self._decide(demand, rank, outlook):
@@ -59,10 +60,20 @@ class Clearing:
             if promise is not None:
                 is_closed = self._is_closed(demand, promise)
                 outlook.note(rank, demand, promise, is_closed=is_closed)
-            if demand.replicas_wanted() and (promise is None or promise.is_barrier):
+            waits = demand.replicas_needed() and not demand.is_cooling(self._state.now_ms)
+            if waits and (promise is None or promise.is_barrier):
                 outlook.is_someone_left = True
             self.orders.tell(demand, outlook)
+        if outlook is not None and not outlook.is_someone_left:
+            for demand in preloads:
+                self._preload(demand, outlook)
         self._close({} if outlook is None else outlook.closing)
+
+    def _preload(self, demand: Demand, outlook: Outlook) -> None:
+        """8a, for nobody and after everyone: nobody waits for room, and nobody leaves."""
+        placement = outlook.free_place(demand.model)
+        if placement is not None:
+            self.orders.start(demand, placement)
 
     def _decide(self, demand: Demand, rank: Rank, outlook: Outlook) -> bool:
         """One demand's turn. Returns whether it may have another."""
@@ -75,15 +86,24 @@ class Clearing:
             self.orders.is_room_stale |= demand.is_pinned or model.scaling.is_always
             self.orders.start(demand, placement)
             return True
-        if not state.lost and not outlook.fits_somewhere(model):  # 3
+        is_needed = demand.replicas_needed() > 0
+        if is_needed and not state.lost and not outlook.fits_somewhere(model):  # 3
             self._give_up_load(demand, RefusalCode.MODEL_FAILED)
             return False
         self._promise(demand, rank, outlook)
         if demand.promise is not None:
             self._pursue(demand, rank, outlook)
+        elif not is_needed:
+            self._look_again(demand)
         elif not state.lost and not outlook.could_come_free(model):  # 10
             self._give_up_load(demand, RefusalCode.NO_ROOM)
         return False  # 9
+
+    def _look_again(self, demand: Demand) -> None:
+        """One more takes none that was used lately: be woken when one no longer was."""
+        later = [ms for ms in room.spared_until_ms(self._state) if ms > self._state.now_ms]
+        if later:
+            self.orders.wake_at(demand, min(later))
 
     # ── promises ─────────────────────────────────────────────────────────────────────────
 
@@ -97,7 +117,7 @@ class Clearing:
             kept = None
         if kept is None or kept.is_barrier:
             found = outlook.plan_at_once(demand, rank)
-            is_past_patience = self._is_past_patience(demand)
+            is_past_patience = rank[0] != BEHIND and self._is_past_patience(demand)
             if found is not None and found.victims and demand.is_doubtful and not is_past_patience:
                 kept = None
             elif found is not None:

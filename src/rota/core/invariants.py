@@ -52,7 +52,7 @@ from rota.core.events import (
 )
 from rota.core.ledger import DeviceKey
 from rota.core.scheduler import OWED_MS, Scheduler
-from rota.core.state import Demand, Entry, EntryKind, Presence, Rank, Replica, State
+from rota.core.state import BEHIND, Demand, Entry, EntryKind, Presence, Rank, Replica, State
 from rota.core.types import LeaseId, Model, ModelName, Phase, Placement, ReplicaId, RequestId
 from rota.core.words import RETRY_MS_MAX, RETRY_MS_MIN
 
@@ -239,23 +239,29 @@ def _room_is_used(state: State) -> None:
         place = room.free_place(state, model, promised, unquiet)
         assert place is None, (name, "waits for memory that is free", place)
         goers = room.goers(state)
+        is_for_more = rank[0] == BEHIND
         is_hopeless = room.best_plan(state, model, room.UNPROMISED, goers) is None
-        assert not is_hopeless or state.lost, (name, "waits for ever")
+        assert not is_hopeless or state.lost or is_for_more, (name, "waits for ever")
         promise = demand.promise
         if promise is None or promise.is_barrier:
             rest = [r for r in goers if r.id not in promised.leaving]
             idle = [r for r in rest if room.may_go(state, r, demand, rank)]
             plan = room.best_plan(state, model, promised, idle, unquiet)
-            is_doubtful = demand.is_doubtful and not _is_past_patience(state, demand)
+            is_past_patience = not is_for_more and _is_past_patience(state, demand)
+            is_doubtful = demand.is_doubtful and not is_past_patience
             is_for_nobody = plan is not None and not plan.victims
             if is_for_nobody or not is_doubtful:
                 assert plan is None, (name, "waits for those who could leave", plan)
-            if promise is None and state.rules.barriers and _is_past_patience(state, demand):
+            if promise is None and state.rules.barriers and is_past_patience:
                 plan = room.best_plan(state, model, promised, rest)
                 assert plan is None, (name, "has no promise past its patience", plan)
         if promise is not None:
             assert room.still_stands(state, model, promise, promised), (name, promise)
             promised.add(name, promise)
+    if not any(demand.replicas_needed() for _, demand in state.queue()):
+        for demand in state.to_preload():
+            place = room.free_place(state, demand.model, promised, unquiet)
+            assert place is None, (demand.model.name, "is not preloaded", place)
 
 
 def _barriers_have_a_reason(state: State) -> None:
@@ -356,7 +362,7 @@ def _latest_answer_ms(state: State, demand: Demand, entry: Entry) -> int:
 
 def _ends(demand: Demand) -> Iterable[tuple[str, int]]:
     scaling = demand.model.scaling
-    is_spare = sum(1 for _ in demand.live()) > scaling.min
+    is_spare = sum(1 for _ in demand.ready()) > demand.stays_min
     for replica in demand.replicas.values():
         if replica.phase is Phase.DRAINING and replica.stop_by_ms is not None:
             yield f"{replica.id} drains", replica.stop_by_ms

@@ -127,6 +127,7 @@ class Orders:
         )
         demand.promise = None  # what it was promised it has
         demand.barrier = Barrier()
+        demand.is_crowded = False
         self.add_replica(replica)
         demand.loads += 1
         self.note_missing(demand)

@@ -14,7 +14,7 @@ from rota.core import worth
 from rota.core.eviction import NOTHING, Candidate, Cost, Plan, least_cost, plan
 from rota.core.ledger import DeviceKey, DeviceRoom
 from rota.core.placement import could_ever_fit, place
-from rota.core.state import Demand, Promise, Rank, Replica, State
+from rota.core.state import BEHIND, Demand, Promise, Rank, Replica, State
 from rota.core.types import Device, Eviction, Model, ModelName, NodeId, Phase, Placement, ReplicaId
 
 PLANNED_MAX = 100
@@ -382,17 +382,32 @@ def honours_holds(state: State, demand: Demand) -> bool:
 def may_go(state: State, replica: Replica, rival: Demand, rank: Rank) -> bool:
     """Whether it may leave at once for a rival of this rank: idle, owed to nobody, not held
     against this rival, and not wanted by callers who come first, for whom it would only have
-    to be loaded again; or loading for nobody."""
-    demand = state.demand_of(replica)
+    to be loaded again; or loading for nobody, or for those whom others serve. Who has a replica
+    and wants one more takes none that was used in the time that it takes to load it again."""
+    demand, is_for_more = state.demand_of(replica), rank[0] == BEHIND
     if replica.phase is Phase.STARTING:
-        return demand.lead() is None and may_be_called_off(state, replica, rival)
+        is_for_nobody = demand.lead() is None or (demand.is_open and not demand.told)
+        return not is_for_more and is_for_nobody and may_be_called_off(state, replica, rival)
     if not replica.is_idle or demand.owes(replica):
         return False
     is_held = demand.held_until_ms > state.now_ms
+    if is_for_more:  # never at the cost of another model's work
+        reload_ms = worth.reload_ms(demand.load_ms)
+        if is_held or demand is rival or state.now_ms - replica.last_use_ms < reload_ms:
+            return False
     if is_held and (state.now_ms < replica.resident_until_ms or honours_holds(state, rival)):
         return False
     own_rank = state.rank(demand)
     return own_rank is None or rank < own_rank
+
+
+def spared_until_ms(state: State) -> list[int]:
+    """When each that is idle has been so for as long as it takes to load it again."""
+    return [
+        replica.last_use_ms + worth.reload_ms(state.demand_of(replica).load_ms)
+        for replica in state.loose.values()
+        if replica.phase is Phase.READY
+    ]
 
 
 def may_be_called_off(state: State, replica: Replica, rival: Demand) -> bool:
@@ -431,8 +446,14 @@ def above_min(state: State, replicas: Sequence[Replica]) -> list[Replica]:
         elif not demand.is_pinned:
             kept.setdefault(replica.model.name, []).append(replica)
     for name, group in kept.items():
-        group.sort(key=lambda replica: (not replica.is_idle, replica.last_use_ms))
-        found += group[: _spare(state.demands[name])]
+        # One that loads stands for none that serves, should it fail.
+        loading = [replica for replica in group if replica.phase is Phase.STARTING]
+        ready = [replica for replica in group if replica.phase is not Phase.STARTING]
+        ready.sort(key=lambda replica: (not replica.is_idle, replica.last_use_ms))
+        demand = state.demands[name]
+        serving = sum(1 for _ in demand.ready())
+        spare = max(0, _spare(demand) - (sum(1 for _ in demand.live()) - serving))
+        found += (loading + ready[:spare])[: _spare(demand)]
     return found
 
 
@@ -477,13 +498,13 @@ def _candidate(state: State, replica: Replica) -> Candidate:
         holds_mib=dict(placement.shares()),
         last_use_ms=state.now_ms if has_yet_to_serve else replica.last_use_ms,
         is_busy=is_busy,
-        loss_ms=0.0 if is_busy else _loss_ms(state, demand),
+        loss_ms=0.0 if is_busy else _loss_ms(state, demand, replica),
     )
 
 
-def _loss_ms(state: State, demand: Demand) -> float:
-    """What the absence of one of its replicas is expected to cost; they bear it together."""
-    if state.eviction is Eviction.LRU:
+def _loss_ms(state: State, demand: Demand, replica: Replica) -> float:
+    """What the absence of a replica is expected to cost; that of one beside others is the first
+    to be borne."""
+    if state.eviction is Eviction.LRU or next(demand.live()) is not replica:
         return 0.0
-    whole_ms = worth.loss_ms(demand.history, demand.load_ms, state.now_ms)
-    return whole_ms if len(demand.replicas) == 1 else whole_ms / sum(1 for _ in demand.live())
+    return worth.loss_ms(demand.history, demand.load_ms, state.now_ms)

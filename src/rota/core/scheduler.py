@@ -404,6 +404,7 @@ class Scheduler:
         """A replica serves from now on: it stands for those who were told to come back, and who
         waits for a load now waits for a slot."""
         demand = self.state.demand_of(replica)
+        demand.has_been_up = True
         for entry in demand.told:
             if entry.owed_by is None and self.state.rules.owed:
                 entry.owed_by = replica.id
@@ -474,7 +475,8 @@ class Scheduler:
         for name, demand in self.state.demands.items():
             if demand.model.scaling.is_always:
                 self.orders.note_missing(demand)
-            if demand.missing is not None or name in self.state.wanting:
+            is_wanting = name in self.state.wanting or name in self.state.preloads
+            if demand.missing is not None or is_wanting:
                 self.orders.touch(demand)
         self.orders.is_room_stale = True
 
@@ -652,6 +654,8 @@ class Scheduler:
         if demand.is_loading and demand.place() is None:
             self.orders.is_room_stale = True  # it may be called off
         state, name = self.state, demand.model.name
+        more_ms = demand.crowded_from_ms()
+        demand.is_crowded = more_ms is not None and more_ms <= state.now_ms
         wants = demand.replicas_wanted() > 0 and not demand.is_cooling(state.now_ms)
         rank: Rank | None = state.rank(demand) if wants else None
         if rank is not None:
@@ -660,6 +664,7 @@ class Scheduler:
         elif name in state.wanting:
             del state.wanting[name]
             self.orders.drop_promise(demand)
+            self.orders.is_room_stale |= bool(state.preloads)  # nobody may be waiting any more
 
     def _forget(self, demand: Demand) -> None:
         """Let go of absent callers whose time is over."""
@@ -700,8 +705,9 @@ class Scheduler:
 
     def _step_down(self, demand: Demand) -> None:
         """Stop what has been idle too long, and what has drained long enough."""
-        spare = sum(1 for _ in demand.live()) - demand.model.scaling.min
-        for replica in list(demand.replicas.values()):
+        # The latest first: requests go to the oldest, so that the others can leave.
+        spare = sum(1 for _ in demand.ready()) - demand.stays_min
+        for replica in reversed(list(demand.replicas.values())):
             due_ms = self._leaves_ms(demand, replica)
             if due_ms is None or due_ms > self.state.now_ms:
                 continue
@@ -731,6 +737,7 @@ class Scheduler:
             times += [lease.until_ms for lease in replica.leases.values()]
             if replica.phase is Phase.STARTING:
                 times.append(room.overdue_ms(self.state, replica))
+        times.append(demand.crowded_from_ms() or 0)
         times += [demand.honours_holds_until_ms() or 0, demand.patience_ends_ms() or 0]
         times += [demand.entry_patience_ends_ms(entry) for entry in demand.waiting.heads()]
         if demand.promise is not None and demand.promise.is_barrier:

@@ -37,6 +37,7 @@ from rota.core.types import (
     NodeId,
     Phase,
     Placement,
+    Preload,
     ReplicaId,
     RequestId,
     Rules,
@@ -48,7 +49,9 @@ Place = tuple[int, int]
 FAILURES_FORGIVEN = 1
 """A load can fail by bad luck; a second failure in a row is a habit."""
 Rank = tuple[int, int, int, int]
-"""Place in line: (0 = past its patience, else 1; -priority; *place). Lower goes first."""
+"""Place in line: (0 = past its patience, 1, or BEHIND; -priority; *place). Lower goes first."""
+BEHIND = 2
+"""Where a demand stands that has a replica and would be served better by one more."""
 
 
 class EntryKind(Enum):
@@ -325,6 +328,8 @@ class Demand:
         telling: what its callers were last told that they wait for.
         cold_since_ms: when the model last ceased to serve; activation waits start again here.
         review_ms: no entry needs a look before then (a lower bound, kept cheap).
+        is_crowded: a further replica would serve who has waited for a slot long enough.
+        has_been_up: it was ready once since it is known.
         wake_ms: when the model is to be looked at next though nothing happens.
         load_ms: how long a load takes, as last seen; None = not known.
         serve_ms: how long a grant takes, smoothed; None = not known.
@@ -352,6 +357,8 @@ class Demand:
     telling: Tell | None = None
     cold_since_ms: int = 0
     review_ms: int = 0
+    is_crowded: bool = False
+    has_been_up: bool = False
     wake_ms: int | None = None
     serve_ms: int | None = None
     loads: int = 0
@@ -369,6 +376,11 @@ class Demand:
 
     def ready(self) -> Iterator[Replica]:
         return (r for r in self.replicas.values() if r.phase is Phase.READY)
+
+    @property
+    def stays_min(self) -> int:
+        """How many replicas do not step down by themselves."""
+        return max(self.model.scaling.min, int(self.model.preload is Preload.ALWAYS))
 
     @property
     def is_served(self) -> bool:
@@ -455,8 +467,23 @@ class Demand:
         patience out, so that a crash loop does not cost the others a load each time."""
         return self.failures > FAILURES_FORGIVEN
 
+    def crowded_from_ms(self) -> int | None:
+        """When a further replica is due for those who wait for a slot of others, if none comes
+        free; None = it is not."""
+        if not self.waiting or len(self.replicas) >= self.model.scaling.max or self.is_loading:
+            return None
+        if not self.is_served or any(r.has_slot or r.closed_for for r in self.ready()):
+            return None
+        arrived = [e.arrived_ms for e in self.waiting.heads() if e.kind is EntryKind.REQUEST]
+        return min(arrived) + self.model.scale_up_after_ms if arrived else None
+
     def replicas_wanted(self) -> int:
-        """Further replicas to bring up now. One that stops counts towards `max`."""
+        """Further replicas to bring up now."""
+        return self.replicas_needed() or int(self.is_crowded)
+
+    def replicas_needed(self) -> int:
+        """Those of them without which somebody is not served, or `min` is not met. One that stops
+        counts towards `max`."""
         scaling = self.model.scaling
         floor = scaling.min if self.missing is not None else 0
         asked = 1 if self.told or any(entry.starts for entry in self.waiting) else 0
@@ -536,6 +563,7 @@ class State:
         loose: the replicas that are idle or loading: of those some may leave at once.
         exclusive: the replicas beside which nothing is started while they work.
         closed: the replicas that stand behind a barrier.
+        preloads: the models that are loaded though nobody asks.
         keeping: the models of which some replicas may not leave for another's sake.
         lost: the nodes that were lost and are not back.
         queue_bytes: request bodies held by the waiting.
@@ -555,6 +583,7 @@ class State:
     loose: dict[ReplicaId, Replica] = field(default_factory=dict)
     exclusive: dict[ReplicaId, Replica] = field(default_factory=dict)
     closed: set[ReplicaId] = field(default_factory=set)
+    preloads: dict[ModelName, Demand] = field(default_factory=dict)
     keeping: dict[ModelName, Demand] = field(default_factory=dict)
     lost: set[NodeId] = field(default_factory=set)
     queue_bytes: int = 0
@@ -564,7 +593,11 @@ class State:
         return self.demands[replica.model.name]
 
     def note_kept(self, demand: Demand) -> None:
-        """Keep `keeping` as it should be when a model is pinned, or no longer."""
+        """Keep `keeping` and `preloads` as they should be when a model is pinned or changed."""
+        if demand.model.preload is Preload.NEVER or demand.is_removed:
+            self.preloads.pop(demand.model.name, None)
+        else:
+            self.preloads[demand.model.name] = demand
         if demand.is_pinned or demand.model.scaling.is_always:
             self.keeping[demand.model.name] = demand
         else:
@@ -578,6 +611,21 @@ class State:
         else:
             self.loose.pop(replica.id, None)
 
+    def to_preload(self) -> list[Demand]:
+        """Who is to be loaded for nobody, should there be room."""
+        if self.is_shutting_down:
+            return []
+        return [demand for demand in self.preloads.values() if self._is_to_preload(demand)]
+
+    def _is_to_preload(self, demand: Demand) -> bool:
+        is_due = demand.model.preload is Preload.ALWAYS or not demand.has_been_up
+        is_hopeless = demand.failure is not None and demand.failure.is_permanent
+        is_free = not demand.replicas and demand.model.name not in self.wanting
+        is_let = not demand.is_held_down and not demand.model.scaling.is_off
+        return (
+            is_due and is_free and is_let and not is_hopeless and not demand.is_cooling(self.now_ms)
+        )
+
     # ── ranks ────────────────────────────────────────────────────────────────────────────
 
     def rank(self, demand: Demand) -> Rank | None:
@@ -585,6 +633,8 @@ class State:
         lead = demand.lead()
         if lead is None:
             return None
+        if demand.is_crowded and not demand.replicas_needed():
+            return (BEHIND, -demand.priority(), *lead.place)
         return self._rank(lead.patience_ends_ms, demand.priority(), lead.place)
 
     def entry_rank(self, demand: Demand, entry: Entry) -> Rank:

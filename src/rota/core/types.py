@@ -102,6 +102,17 @@ class Scaling:
         return "off" if self.is_off else "always" if self.is_always else "on demand"
 
 
+class Preload(Enum):
+    """Whether a model is loaded though nobody asks: into memory that is free, evicting nobody.
+
+    ALWAYS: a default model that is back when the one that displaced it has gone.
+    """
+
+    NEVER = "never"
+    ONCE = "once"  # after the start
+    ALWAYS = "always"  # whenever there is room; it does not step down by itself
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """What the core knows of a catalog entry: everything about when, nothing about how.
@@ -126,6 +137,9 @@ class Model:
         priority: who goes first among models that wait for room; higher goes first.
         rejects_when_full: a request that finds no free slot is refused instead of queued.
         is_pinned: once up, a replica never leaves to make room and never steps down.
+        scale_up_after_ms: a further replica is brought up, within `scaling.max`, when a request
+            has waited so long for a slot.
+        preload: see `Preload`.
         is_exclusive_while_busy: while a replica has a grant or a lease, nothing is started on
             its devices.
     """
@@ -148,6 +162,8 @@ class Model:
     rejects_when_full: bool = False
     is_pinned: bool = False
     is_exclusive_while_busy: bool = False
+    scale_up_after_ms: int = 5_000
+    preload: Preload = Preload.NEVER
 
     def __post_init__(self) -> None:
         assert self.slots > 0, self

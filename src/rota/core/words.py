@@ -124,7 +124,9 @@ def start_reason(demand: Demand) -> str:
     """Why a replica is started, and what had to happen first."""
     name = demand.model.name
     if not demand.waiting and not demand.told:
-        return f"{name} is kept loaded"
+        return f"{name} is preloaded" if demand.missing is None else f"{name} is kept loaded"
+    if demand.is_crowded and not demand.replicas_needed():
+        return f"every slot of {name} was taken for {demand.model.scale_up_after_ms / 1_000:g} s"
     leavers = ", ".join(demand.promise.leavers) if demand.promise is not None else ""
     return f"{name} was not loaded" + (f"; {leavers} left to make room" if leavers else "")
 
