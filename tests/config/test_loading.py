@@ -542,7 +542,6 @@ def test_what_may_be_wrong_with_a_command(tmp_path: Path) -> None:
         f"3: there is no folder {tmp_path}/nowhere",
         "4: no shell runs the command: `&&` is handed to it as a word; use sh -c '…'",
         "5: `d` states no `memory`, so it takes its device whole and shares it with nothing",
-        "5: 1 of `max` 2 replicas run for now",
     ]
 
 

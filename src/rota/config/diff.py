@@ -106,6 +106,7 @@ _OF_MODEL = {
     "rejects_when_full": "when_full",
     "is_pinned": "pinned",
     "is_exclusive_while_busy": "exclusive_while_busy",
+    "scale_up_after_ms": "scaling",
 }
 _OF_ENGINE = {"argv": "cmd"}
 """The key that each field comes from where its name does not say so; None = from none."""

@@ -511,6 +511,8 @@ class Scheduler:
         if replica.phase is Phase.READY:
             self._came_up(replica)
         retire(self.orders, demand)
+        if self.state.is_shutting_down and replica.is_live:
+            self._end(replica, "rota is ending")
 
     def _lost(self, event: NodeLost) -> None:
         """What ran on a machine that is gone serves nobody; that is no failure of its models."""
