@@ -8,9 +8,10 @@ expected. A burst counts for minutes, a habit for days, and neither drowns the o
 traffic the mean is its true rate; after a single request it falls about as the inverse of the
 time since then, so models with no history to speak of rank by recency.
 
-Refused, each measured worse on a real trace (docs/scheduler.md, "Who leaves"): the least recent
-use alone; one rate of one half-life, whichever; the GreedyDual clock, whose frequencies never
-fade while a model stays; and counts that saturate, as if a burst were one wish.
+Refused, each measured worse on a real trace with two to eight models loaded (docs/scheduler.md,
+"What choosing the victim is worth"): the least recent use alone; one rate of one half-life,
+whichever; the GreedyDual clock, whose frequencies never fade; and counts that saturate, as if a
+burst were one wish.
 """
 
 from __future__ import annotations
