@@ -54,7 +54,8 @@ def _refuse(invalid: InvalidConfig, *, as_json: bool) -> None:
 
 
 def _say(config: Config) -> None:
-    click.echo(f"ok         {config.path}")
+    dialect = "" if config.dialect == "rota" else f", read as {config.dialect}'s"
+    click.echo(f"ok         {config.path}{dialect}")
     click.echo(f"listen     {config.host}:{config.port}")
     click.echo(f"state      {config.state_dir}")
     click.echo(f"devices    {say_devices(config)}")
@@ -127,6 +128,7 @@ def _as_json(config: Config) -> dict[str, Any]:
     return {
         "ok": True,
         "path": str(config.path),
+        "dialect": config.dialect,
         "listen": f"{config.host}:{config.port}",
         "state": str(config.state_dir),
         "devices": [{"id": d.id, "memory_mib": d.memory_mib} for d in config.devices],

@@ -70,6 +70,8 @@ def serve(source: Source, *, is_watched: bool) -> None:
 async def _until_signalled(loaded: Loaded, *, is_watched: bool) -> None:
     asked = asyncio.Event()
     ending = end_on_signal(asked)
+    if loaded.config.dialect != "rota":
+        log.info("%s is read as %s's", loaded.config.path, loaded.config.dialect)
     for warning in loaded.config.warnings:
         log.warning("%s", warning)
     async with running(loaded.config, loaded) as rota:

@@ -53,6 +53,7 @@ def main() -> None:
     rota demo                       see it at work, with two small models
     rota check rota.yaml            what a configuration says, and what is wrong with it
     rota serve --config rota.yaml   serve it
+    rota import llama-swap FILE     make one of llama-swap's
     rota reload                     load the file again; what runs goes on
     rota ps                         who is loaded, who waits, and for what
     rota queue                      each caller who waits, and how long still
@@ -156,6 +157,26 @@ def reload(url: str, as_json: bool) -> None:
     from rota.cli.reload import reload as run
 
     run(url, as_json=as_json)
+
+
+@main.group("import")
+def import_() -> None:
+    """Make a configuration of another tool's."""
+
+
+@import_.command("llama-swap")
+@click.argument("paths", type=_FILE, metavar="FILE...", nargs=-1, required=True)
+@click.option("-o", "out", type=_FILE, metavar="OUT", help="A new file to write; else stdout.")
+def import_llama_swap(paths: tuple[Path, ...], out: Path | None) -> None:
+    """Write rota's configuration for what llama-swap's FILEs say.
+
+    Several are merged as llama-swap merges them; of a folder each .yaml and .yml is taken. What
+    has no counterpart is told in comments where it stood. `rota serve` and `rota check` read one
+    such file as it is, too.
+    """
+    from rota.cli.importing import llama_swap as run
+
+    run(paths, out)
 
 
 @main.command()

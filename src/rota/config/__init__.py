@@ -1,6 +1,7 @@
 """From a YAML file to frozen values, or to every complaint about it at once.
 
-The parts, in the order a file meets them: `document` (YAML to text with places), `schema`
+The parts, in the order a file meets them: `files` (whose it is; one of llama-swap's is made one
+of ours by `llama_swap`), `document` (YAML to text with places), `schema`
 (which keys there are), `loading` (what they mean together), `values` (what comes out).
 
 Importing this package, or `rota.config.values`, costs no parser and no schema library: engine
@@ -22,7 +23,7 @@ def load(
     state_dir: Path | None = None,
     allow_open: bool = False,
 ) -> Config:
-    """Read and check a configuration file.
+    """Read and check a configuration file, ours or llama-swap's.
 
     Args:
         path: the YAML file; relative paths in it start from its folder.
@@ -35,6 +36,6 @@ def load(
         ConfigError: the file cannot be used. It is a `rota.config.complaints.InvalidConfig`,
             which has every problem with its line and column.
     """
-    from rota.config.loading import load as load_file
+    from rota.config.files import load as load_file
 
     return load_file(path, data=data, listen=listen, state_dir=state_dir, allow_open=allow_open)

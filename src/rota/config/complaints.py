@@ -16,14 +16,19 @@ from rota.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """Where something stands, counted from 1 as editors do; line 0 is the file as a whole."""
+    """Where something stands, counted from 1 as editors do; line 0 is the file as a whole.
+
+    `file` is that of one of several files; empty = the only one, which the complaint knows.
+    """
 
     line: int = 0
     column: int = 0
+    file: str = ""
 
     def of(self, path: Path) -> str:
         """`file:line:column`, or the file alone."""
-        return f"{path}:{self.line}:{self.column}" if self.line else str(path)
+        file = self.file or str(path)
+        return f"{file}:{self.line}:{self.column}" if self.line else file
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -39,9 +44,8 @@ class InvalidConfig(ConfigError):
 
     def __init__(self, path: Path, problems: Iterable[Problem]) -> None:
         self.path = path
-        self.problems = tuple(sorted(set(problems)))
-        lines = (f"{problem.place.of(path)}: {problem.text}" for problem in self.problems)
-        super().__init__("\n".join(lines), code="config_invalid")
+        self.problems = in_order(problems)
+        super().__init__("\n".join(as_lines(self.problems, path)), code="config_invalid")
 
 
 @dataclass(slots=True)
@@ -65,7 +69,17 @@ class Complaints:
 
     def warning_lines(self) -> tuple[str, ...]:
         """Each warning as `file:line:column: text`, in the order of the file."""
-        return tuple(f"{w.place.of(self.path)}: {w.text}" for w in sorted(set(self.warnings)))
+        return as_lines(self.warnings, self.path)
+
+
+def in_order(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """Each once, as a reader of the file, or of the files, comes by them."""
+    return tuple(sorted(set(problems), key=lambda p: (p.place.file, p)))
+
+
+def as_lines(problems: Iterable[Problem], path: Path) -> tuple[str, ...]:
+    """Each as `file:line:column: text`."""
+    return tuple(f"{p.place.of(path)}: {p.text}" for p in in_order(problems))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -91,6 +91,7 @@ _TOP = {
     "coexistence": None,
     "allow_open": None,
     "path": None,
+    "dialect": None,
     "warnings": None,
 }
 _OF_ENTRY = {

@@ -22,6 +22,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
+from ruamel.yaml.resolver import VersionedResolver
 
 from rota.config.complaints import Complaints, InvalidConfig, Place, Problem
 
@@ -65,23 +66,19 @@ class Document:
         return self._nearest(self.keys, route[:-1])
 
 
-def read(path: Path, complaints: Complaints, data: bytes | None = None) -> Document:
-    """Read a file.
-
-    Args:
-        data: what it holds, or would hold; None = it is looked up.
+def read(path: Path, complaints: Complaints, data: bytes) -> Document:
+    """Read what a file holds.
 
     Raises:
         InvalidConfig: there is no tree to look at: unreadable, not text, not YAML, not a
             mapping. Lesser problems go to `complaints`.
     """
-    data = read_bytes(path) if data is None else data
-    root = _compose(path, _decode(path, data))
+    root = compose(path, decode(path, data))
     document = Document(path)
     if root is None:
         raise InvalidConfig(path, [Problem(Place(), "is empty; it needs `models:` at least")])
     if not isinstance(root, MappingNode):
-        raise InvalidConfig(path, [Problem(_place(root), "is not a mapping; it needs `models:`")])
+        raise InvalidConfig(path, [Problem(place_of(root), "is not a mapping; it needs `models:`")])
     _Converter(document, complaints).convert(root, ())
     return document
 
@@ -105,7 +102,8 @@ def read_bytes(path: Path) -> bytes:
         raise InvalidConfig(path, [Problem(Place(), text)]) from error
 
 
-def _decode(path: Path, data: bytes) -> str:
+def decode(path: Path, data: bytes) -> str:
+    """A file's text. Raises InvalidConfig: it is too large, or not UTF-8."""
     if len(data) > FILE_BYTES_MAX:
         raise InvalidConfig(path, [Problem(Place(), "is over 4 MiB: not a configuration")])
     try:
@@ -117,11 +115,22 @@ def _decode(path: Path, data: bytes) -> str:
         raise InvalidConfig(path, [problem]) from error
 
 
-def _compose(path: Path, text: str) -> Node | None:
+def compose(path: Path, text: str, resolver: type[VersionedResolver] | None = None) -> Node | None:
+    """The tree of a text's nodes; None where it holds nothing.
+
+    Args:
+        path: for complaints.
+        resolver: what says which tag a scalar has that states none.
+
+    Raises:
+        InvalidConfig: it is not YAML.
+    """
+    yaml = YAML(typ="safe", pure=True)
+    yaml.Resolver = resolver or yaml.Resolver
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # an anchor defined twice is legal
-            root: Node | None = YAML(typ="safe", pure=True).compose(StringIO(text))
+            root: Node | None = yaml.compose(StringIO(text))
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = Place(mark.line + 1, mark.column + 1) if mark else Place()
@@ -169,7 +178,7 @@ class _Converter:
 
     def _any(self, node: Node, route: Route) -> Tree:
         self.nodes_seen += 1
-        place = _place(node)
+        place = place_of(node)
         self.document.values[route] = place
         if self.nodes_seen > NODES_MAX:
             raise InvalidConfig(
@@ -192,7 +201,7 @@ class _Converter:
     def _mapping(self, node: MappingNode, route: Route) -> dict[str, Tree]:
         tree: dict[str, Tree] = {}
         for key_node, value_node in node.value:
-            place = _place(key_node)
+            place = place_of(key_node)
             key = self._key(key_node)
             if key is None:
                 continue
@@ -207,7 +216,7 @@ class _Converter:
         return tree
 
     def _key(self, node: Node) -> str | None:
-        place = _place(node)
+        place = place_of(node)
         if not isinstance(node, ScalarNode):
             self.complaints.problem(place, "a key must be text")
             return None
@@ -224,7 +233,7 @@ class _Converter:
         return None if is_plain and text in {"", "~", "null", "Null", "NULL"} else text
 
     def _text(self, node: Node) -> str:
-        place = _place(node)
+        place = place_of(node)
         text = str(node.value)
         if node.tag not in _PLAIN_TAGS:
             self.complaints.problem(place, f"tags are not read; remove `{node.tag}`")
@@ -234,6 +243,7 @@ class _Converter:
         return text
 
 
-def _place(node: Node) -> Place:
+def place_of(node: Node) -> Place:
+    """Where a node starts."""
     mark = node.start_mark
     return Place(mark.line + 1, mark.column + 1)

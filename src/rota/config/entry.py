@@ -176,8 +176,7 @@ class ModelReader:
     def _argv(self, cmd: str, cwd: Path) -> tuple[str, ...]:
         """The command's words; complains about what only a shell would understand."""
         try:
-            # A backslash at the end of a line joins it to the next, as in a shell.
-            words = shlex.split(self._filled(cmd.replace("\\\n", " "), "cmd"))
+            words = split_command(self._filled(cmd, "cmd"))
         except ValueError as error:
             self._problem(f"the command cannot be split: {str(error).lower()}", "cmd")
             return ()
@@ -436,6 +435,16 @@ class ModelReader:
         if not route:
             return self.document.key_place("models", self.name)
         return self.document.value_place("models", self.name, *route)
+
+
+def split_command(text: str) -> list[str]:
+    """A command's words, as a shell would split it.
+
+    Raises:
+        ValueError: a quote is never closed.
+    """
+    # A backslash at the end of a line joins it to the next, as in a shell.
+    return shlex.split(text.replace("\\\n", " "))
 
 
 def resolve(folder: Path, text: str) -> Path:

@@ -35,14 +35,14 @@ from rota.errors import ConfigError
 
 def load(
     path: Path,
+    data: bytes,
+    complaints: Complaints,
     *,
-    data: bytes | None,
     listen: str | None,
     state_dir: Path | None,
     allow_open: bool,
 ) -> Config:
-    """See `rota.config.load`."""
-    complaints = Complaints(path)
+    """See `rota.config.load`; what is complained about is in `complaints` too."""
     document = documents.read(path, complaints, data)
     keys = check_file(document, complaints)
     reader = _Reader(document, complaints, keys, path.absolute().parent)

@@ -180,6 +180,7 @@ class Config:
         coexistence: which models may be loaded together, by the file's groups or matrix.
         keys: who may ask for models; empty = whoever can connect.
         allow_open: listen beyond loopback although there are no keys.
+        dialect: whose keys the file has: `rota` or `llama-swap`.
         warnings: what the author should know, each with its line; not errors.
     """
 
@@ -197,6 +198,7 @@ class Config:
     keys: Mapping[str, KeyConfig] = field(default_factory=dict)
     allow_open: bool = False
     path: Path | None = None
+    dialect: str = "rota"
     warnings: tuple[str, ...] = ()
 
     def resolve(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""`pytest tests/core --rewrite` writes transcripts anew; read the difference before committing."""
+"""`pytest tests --rewrite` writes transcripts anew; read the difference before committing."""
 
 from __future__ import annotations
 
