@@ -7,8 +7,13 @@ line. Lines that begin with `#` are for the reader. Commands:
 
     model NAME [memory=8|whole] [devices=1] [min=0] [max=1] [idle=600] [slots=1] [queue=1000]
           [wait=45] [patience=300] [hold=0] [hold_finished=0] [load=S] [priority=0]
-          [pinned] [exclusive] [rejects]
+          [pinned] [exclusive] [rejects] [more=5] [preload=never]
                              memory in MiB, times in seconds
+    group NAME MEMBERS [together] [guest] [persistent]   (members by comma; it swaps, and is
+                             exclusive, unless it says `together` and `guest`)
+    set NAME EXPRESSION      (of the matrix)             cost MODEL NUMBER
+    other                    (models, groups and sets from here on are another catalog …)
+    change                   (… which counts from now on)
     join DEVICE=MIB …        join-node NODE DEVICE=MIB … [REPLICA=MODEL:DEVICE:MIB …]
     lose-node NODE           ask ID MODEL CALLER[/MARK] [WAIT] [hold=S] [patience=S] [priority=N]
     leave ID                 end ID [OUTCOME]            call ID        (it ends in a tool call)
@@ -30,6 +35,7 @@ from pathlib import Path
 
 import pytest
 
+from rota.core.coexistence import FREE, Coexistence, Group, Groups, Matrix
 from rota.core.describe import describe, model_state
 from rota.core.events import (
     Event,
@@ -38,6 +44,7 @@ from rota.core.events import (
     LeaseReleased,
     LeaseRenewed,
     LoadAsked,
+    ModelsChanged,
     NodeJoined,
     NodeLost,
     Outcome,
@@ -56,7 +63,7 @@ from rota.core.events import (
 from rota.core.invariants import EffectAudit, check
 from rota.core.scheduler import Scheduler
 from rota.core.state import Replica
-from rota.core.types import Device, LeaseClaim, Model, Phase, Placement, Scaling
+from rota.core.types import Device, LeaseClaim, Model, Phase, Placement, Preload, Scaling
 
 HERE = Path(__file__).parent / "transcripts"
 
@@ -90,22 +97,45 @@ class Stage:
 
     def __init__(self) -> None:
         self.now_ms = 0
-        self.models: list[Model] = []
         self.rounds = 0
+        self.now_known()
         self._scheduler: Scheduler | None = None
 
     @property
     def scheduler(self) -> Scheduler:
         if self._scheduler is None:
-            self._scheduler = Scheduler(self.models)
-            self.audit = EffectAudit(self.models)
+            self._scheduler = Scheduler(self.models, coexistence=self.rules())
+            self.audit = EffectAudit(self.models, self.rules())
         return self._scheduler
+
+    def now_known(self) -> None:
+        """No model and no rule so far."""
+        self.models: list[Model] = []
+        self.groups: list[Group] = []
+        self.sets: list[tuple[str, str]] = []
+        self.costs: dict[str, int] = {}
+
+    def rules(self) -> Coexistence:
+        if self.sets:
+            return Matrix(tuple(self.sets), {}, self.costs)
+        return Groups(tuple(self.groups)) if self.groups else FREE
 
     def do(self, command: str) -> Iterator[str]:
         verb, *words = command.split()
         match verb:
             case "model":
                 self.models.append(_model(words[0], words[1:]))
+            case "group":
+                self.groups.append(_group(words[0], words[1].split(","), words[2:]))
+            case "set":
+                self.sets.append((words[0], " ".join(words[1:])))
+            case "cost":
+                self.costs[words[0]] = int(words[1])
+            case "other":
+                assert self.scheduler
+                self.now_known()
+            case "change":
+                yield from self._feed(ModelsChanged(tuple(self.models), self.rules()))
             case "wait":
                 yield from self._wait(self.now_ms + _ms(words[0]))
             case "agent":
@@ -234,6 +264,16 @@ def _arrival(request: str, model: str, caller: str, said: list[str]) -> RequestA
     return arrival
 
 
+def _group(name: str, members: list[str], words: list[str]) -> Group:
+    return Group(
+        name,
+        frozenset(members),
+        swap="together" not in words,
+        exclusive="guest" not in words,
+        persistent="persistent" in words,
+    )
+
+
 def _model(name: str, words: list[str]) -> Model:
     flags = {word for word in words if "=" not in word}
     said = dict(word.split("=") for word in words if "=" in word)
@@ -255,6 +295,8 @@ def _model(name: str, words: list[str]) -> Model:
         is_pinned="pinned" in flags,
         is_exclusive_while_busy="exclusive" in flags,
         rejects_when_full="rejects" in flags,
+        scale_up_after_ms=_ms(said.pop("more", "5")),
+        preload=Preload(said.pop("preload", "never")),
     )
     assert not said, said
     assert flags <= {"pinned", "exclusive", "rejects"}, flags

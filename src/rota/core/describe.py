@@ -43,6 +43,9 @@ from rota.core.state import Demand, Replica, State
 from rota.core.types import Phase, Placement
 from rota.core.words import eta_ms
 
+NAMED_MAX = 10
+"""Models of a catalog that a line names."""
+
 
 def describe(fact: Event | Effect) -> str:
     """One line for an event or an effect."""
@@ -86,7 +89,9 @@ def _event(event: Event) -> str:
         case UnloadAsked(model=model, grace_ms=grace_ms):
             return f"unload of {model or 'all models'} asked, grace {grace_ms} ms"
         case ModelsChanged(models=models):
-            return f"the catalog is now {', '.join(model.name for model in models) or 'empty'}"
+            few = ", ".join(model.name for model in models[:NAMED_MAX]) or "empty"
+            more = f" and {len(models) - NAMED_MAX} more" if len(models) > NAMED_MAX else ""
+            return f"the catalog is now {few}{more}"
         case ShutdownAsked(grace_ms=grace_ms):
             return f"shutdown asked, grace {grace_ms} ms"
         case TimePassed():
