@@ -254,8 +254,8 @@ class Rendering:
     def _model(self, model: ModelSettings, standing: Standing) -> None:
         page, fields = self.page, model.fields
         address = address_of(model, self.complaints)
-        env = self._env(model)
         page.add(f"  {quoted(model.name)}:", model.place)
+        env = self._env(model)
         self._tell([*model.notes, *address.notes], 4)
         page.command("cmd", [_literal(line) for line in lay_out(model.cmd)], 4, fields.at("cmd"))
         if split(model.cmd_stop):
@@ -294,8 +294,10 @@ class Rendering:
             place = fields.at("concurrencyLimit")
             page.add(f"    concurrency: {min(model.slots, SLOTS_MAX)}", place)
         priority = self.catalog.priorities.get(model.name, 0)
-        if priority:
+        if abs(priority) > PRIORITY_MAX:
+            page.comment(f"priority {priority} there; priorities end at {PRIORITY_MAX}", 4)
             priority = max(-PRIORITY_MAX, min(PRIORITY_MAX, priority))
+        if priority:
             page.add(f"    priority: {priority}", settings.fields.at("routing"))
         if model.name in self.catalog.preload:
             page.add("    preload: once   # hooks.on_startup", settings.fields.at("hooks"))
@@ -312,8 +314,8 @@ class Rendering:
             else:
                 kept[name] = value
         if inherited:
-            text = f"{', '.join(inherited)} is what rota's own environment has, and is inherited"
-            model.notes.append(Note(model.fields.at("env"), "env", text, is_lost=True))
+            names = ", ".join(inherited)
+            self.page.comment(f"env: {names} as in rota's own environment, which it inherits", 4)
         return kept
 
     # --- peers ---
