@@ -6,6 +6,7 @@ How: click's runner calls the verbs in this process; one real rota serves fake e
 from __future__ import annotations
 
 import json
+import socket
 import stat
 from pathlib import Path
 
@@ -87,12 +88,20 @@ def test_check_says_how_it_was_read(path: Path) -> None:
     assert answer["dialect"] == "llama-swap"
 
 
+def a_free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def test_serving_it_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    fake = FAKE.replace("${MODEL}", "${MODEL_ID}")
+    fake = FAKE.replace("${MODEL}", "${MODEL_ID}").replace("${PORT}", "${port}")
+    port = a_free_port()
+    fixed = f'{{macros: {{port: {port}}}, cmd: "${{fake}}", proxy: "http://127.0.0.1:${{port}}"}}'
     path.write_text(
-        f'macros: {{fake: "{fake}"}}\n'
-        'models: {a: {cmd: "${fake}"}, b: {cmd: "${fake}"}, c: {cmd: "${fake}"}}\n'
+        f'macros: {{port: "${{PORT}}", fake: "{fake}"}}\n'
+        f'models: {{a: {{cmd: "${{fake}}"}}, b: {{cmd: "${{fake}}"}}, c: {fixed}, d: {fixed}}}\n'
         "groups: {pair: {swap: false, exclusive: false, members: [a, b]}}\n"
         "hooks: {on_startup: {preload: [b]}}\n"
     )
@@ -105,4 +114,7 @@ def test_serving_it_as_it_is(tmp_path: Path) -> None:
         # In no group, so everyone leaves for it.
         assert run("load", "c", "--url", rota.url).returncode == 0
         wait_until(lambda: {rota.model(name)["state"] for name in "ab"} == {"cold"})
+        # At the same port, where the one before has to be gone.
+        assert run("load", "d", "--url", rota.url).returncode == 0
+        assert rota.model("c")["state"] == "cold"
         assert rota.end() == 0

@@ -19,7 +19,7 @@ from rota.config.checking import check_file
 from rota.config.complaints import Complaints, Place
 from rota.config.entry import NAME_RULE, ModelReader, is_name, resolve, show_name
 from rota.config.fit import fits, needs_of, want_of
-from rota.config.rules import RuleReader
+from rota.config.rules import RuleReader, are_never_together
 from rota.config.units import show_mib
 from rota.config.values import (
     CommandEngine,
@@ -29,6 +29,7 @@ from rota.config.values import (
     ModelConfig,
     UrlEngine,
 )
+from rota.core.coexistence import Coexistence
 from rota.core.types import Eviction, Model
 from rota.errors import ConfigError
 
@@ -54,7 +55,7 @@ def load(
     rules = RuleReader(document, complaints, keys)
     coexistence = rules.read()
     rules.check_company([model.model for model in models.values()], coexistence)
-    reader.check_ports(models, host, port)
+    reader.check_ports(models, coexistence, host, port)
     reader.check_room(models, devices)
     state_dir = state_dir or reader.state_dir()
     complaints.raise_if_any()
@@ -193,9 +194,12 @@ class _Reader:
                     f"alias `{alias}` is {what} of `{owner}` in line {line}",
                 )
 
-    def check_ports(self, models: Mapping[str, ModelConfig], host: str, port: int) -> None:
-        """Complains about engines at rota's own address, or two at one fixed port."""
-        taken: dict[int, str] = {}
+    def check_ports(
+        self, models: Mapping[str, ModelConfig], rules: Coexistence, host: str, port: int
+    ) -> None:
+        """Complains about engines at rota's own address, or two at one fixed port, unless each
+        makes the other leave."""
+        taken: dict[int, list[str]] = {}
         for name, model in models.items():
             match model.engine:
                 case UrlEngine(url=url) if is_own(url, host, port):
@@ -204,20 +208,22 @@ class _Reader:
                         place, f"`{url}` is where rota itself listens: it would ask itself for ever"
                     )
                 case CommandEngine(port=int(fixed)):
-                    self._check_fixed_port(model, fixed, port, taken)
+                    holders = taken.setdefault(fixed, [])
+                    rivals = [h for h in holders if not are_never_together(rules, name, h)]
+                    self._check_fixed_port(model, fixed, port, rivals)
+                    holders.append(name)
                 case _:
                     pass
 
     def _check_fixed_port(
-        self, model: ModelConfig, fixed: int, own: int, taken: dict[int, str]
+        self, model: ModelConfig, fixed: int, own: int, rivals: list[str]
     ) -> None:
         place = self.document.value_place("models", model.name, "port")
-        holder = taken.setdefault(fixed, model.name)
         if fixed == own:
             self.complaints.problem(place, f"port {fixed} is where rota itself listens")
-        elif holder != model.name:
+        elif rivals:
             self.complaints.problem(
-                place, f"port {fixed} is also that of `{holder}`; leave it out and use ${{PORT}}"
+                place, f"port {fixed} is also that of `{rivals[0]}`; leave it out and use ${{PORT}}"
             )
         elif model.model.scaling.max > 1:
             self.complaints.problem(

@@ -193,14 +193,19 @@ class RuleReader:
                 )
 
 
+def are_never_together(rules: Coexistence, one: ModelName, other: ModelName) -> bool:
+    """Whether each of two makes the other leave."""
+    pair = frozenset({one, other})
+    return not any(_may_come_last(rules, name, pair) for name in pair)
+
+
 def _rivals(rules: Coexistence, always: frozenset[ModelName]) -> frozenset[ModelName]:
     """Those of the models that can come in no order without one making another leave: a pair if
     there is one, else as many as are left when no more can come last."""
     for one in sorted(always):
         for other in sorted(always - {one}):
-            pair = frozenset({one, other})
-            if not any(_may_come_last(rules, name, pair) for name in pair):
-                return pair
+            if are_never_together(rules, one, other):
+                return frozenset({one, other})
     left = always
     while left:
         last = next((name for name in sorted(left) if _may_come_last(rules, name, left)), None)

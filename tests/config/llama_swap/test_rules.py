@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rota.config.llama_swap import convert
+from tests.config.helpers import complaints, loaded
 from tests.config.llama_swap.helpers import converted, told
 
 
@@ -181,6 +182,21 @@ def test_ready(fields: str, ready: str | None) -> None:
 def test_an_address_that_cannot_be_kept_is_told(proxy: str, said: str) -> None:
     (line,) = told(model(f", proxy: '{proxy}'"))
     assert line.endswith(said)
+
+
+def test_a_model_may_have_rotas_own_port() -> None:
+    text = (
+        "models: {m: {cmd: x, proxy: 'http://localhost:8080'}, n: {cmd: x, proxy: 'http://h:8081'}}"
+    )
+    assert "\nlisten: 127.0.0.1:8082   # 8080 is a model's\n" in converted(text).text
+
+
+def test_models_that_swap_may_share_a_port(tmp_path: Path) -> None:
+    text = "".join(f"  {name}: {{cmd: 'true', proxy: 'http://h:9999'}}\n" for name in "abc")
+    assert len(loaded(tmp_path, f"models:\n{text}").models) == 3
+    together = f"models:\n{text}groups: {{g: {{swap: false, members: [a, b]}}}}"
+    (line,) = complaints(tmp_path, together)
+    assert line == "3:20: port 9999 is also that of `a`; leave it out and use ${PORT}"
 
 
 def test_what_a_command_means_by_a_dollar_stays() -> None:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from rota.config.addresses import is_loopback
+from rota.config.addresses import LISTEN, is_loopback, split_listen
 from rota.config.complaints import Complaints, Place
 from rota.config.llama_swap.command import lay_out, split
 from rota.config.llama_swap.engines import address_of, variables_of
@@ -116,6 +116,7 @@ class Rendering:
         """Quartermaster's listeners: one of them can be kept."""
         listeners = self.catalog.settings.listeners
         if not listeners:
+            self._step_aside()
             return
         fields = self.catalog.settings.fields
         address = min(listeners)
@@ -132,6 +133,15 @@ class Rendering:
             self.page.add(f"listen: {quoted(listen)}", fields.at("listeners"))
         else:
             self.page.comment(f"listen: {listen}   # others can reach it: needs `keys:` or --open")
+
+    def _step_aside(self) -> None:
+        """Another port where a model has rota's own: llama-swap's is told it when it starts."""
+        _, own = split_listen(LISTEN)
+        taken = {address_of(model, self.complaints).port for model in self.running}
+        if own in taken:
+            free = next(port for port in range(own + 1, own + len(taken) + 1) if port not in taken)
+            self.page.gap()
+            self.page.add(f"listen: 127.0.0.1:{free}   # {own} is a model's")
 
     def _devices(self, standing: Standing) -> None:
         name, memory = standing.device
