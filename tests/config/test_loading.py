@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rota.config.addresses import is_own
+from rota.config.entry import NAME_RULE
 from rota.config.values import CommandEngine, JobsConfig, KeyConfig, LlamaCppEngine, UrlEngine
 from rota.core.types import Eviction, Scaling
 from tests.config.helpers import complaints, loaded, warnings
@@ -58,6 +59,7 @@ def test_every_key_of_a_command(tmp_path: Path) -> None:
                 --title 'two words'
             ready: none
             cwd: run
+            cmd_stop: ${{serve}} --end ${{PID}} 'of ${{MODEL}}'
             env: {{KEY: "${{MODEL}}-x"}}
             memory: 1.5GiB
             device_count: 2
@@ -75,6 +77,7 @@ def test_every_key_of_a_command(tmp_path: Path) -> None:
             pinned: true
             exclusive_while_busy: true
             aliases: other
+            upstream_model: org/Model-7B
         """,
     )
     entry = config.models["a"]
@@ -90,6 +93,10 @@ def test_every_key_of_a_command(tmp_path: Path) -> None:
         ready=None,
         env={"KEY": "${MODEL}-x"},
         cwd=tmp_path / "run",
+        stop_argv=(
+            *(sys.executable, "-m", "serve", "--port", "${PORT}"),
+            *("--end", "${PID}", "of ${MODEL}"),
+        ),
     )
     assert (model.memory_mib, model.device_count) == (1536, 2)
     assert model.devices == frozenset({"g0", "g1"})
@@ -100,7 +107,7 @@ def test_every_key_of_a_command(tmp_path: Path) -> None:
     assert (model.priority, model.rejects_when_full) == (-1_000, True)
     assert model.is_pinned
     assert model.is_exclusive_while_busy
-    assert entry.aliases == ("other",)
+    assert (entry.aliases, entry.upstream_model) == (("other",), "org/Model-7B")
     assert [device.visible for device in config.devices] == ["GPU-1", None]
 
 
@@ -508,6 +515,10 @@ def test_commands_that_no_shell_will_run(tmp_path: Path) -> None:
           j: {cmd: "true", port: 9002, ready: health}
           k: {cmd: "true", env: {P: "${PORT}", "": x}}
           l: {cmd: "true ${PORT}", context: 5, server: x}
+          m: {cmd: "true ${PORT} ${PID}", cmd_stop: "kill ${PIT}"}
+          n: {cmd: "true ${PORT}", cmd_stop: "''"}
+          o: {url: http://far:1, cmd_stop: "true", upstream_model: " x"}
+          p: {model: x, server: x, cmd_stop: "true", upstream_model: x}
         """,
     ) == [
         "3:12: the command is told no port; write `${PORT}` in it, or state `port:`",
@@ -523,6 +534,13 @@ def test_commands_that_no_shell_will_run(tmp_path: Path) -> None:
         "13:44: `` cannot be a variable's name",
         "14:28: `context` does nothing with `cmd`; it goes with `model`",
         "14:40: `server` does nothing with `cmd`; it goes with `model`",
+        "15:12: nothing is called `${PID}`; there is ${PORT}, ${MODEL}, ${there}",
+        "15:45: nothing is called `${PIT}`; there is ${PID}, ${PORT}, ${MODEL}, ${there}",
+        "16:38: the command is empty",
+        "17:26: `cmd_stop` does nothing with `url`; it goes with `cmd`",
+        f"17:60: ` x` cannot be a name; {NAME_RULE}",
+        "18:28: `cmd_stop` does nothing with `model`; it goes with `cmd`",
+        "18:46: `upstream_model` does nothing with `model`; it goes with `cmd` or `url`",
     ]
 
 
@@ -535,6 +553,7 @@ def test_what_may_be_wrong_with_a_command(tmp_path: Path) -> None:
           b: {cmd: "./none ${PORT}", cwd: nowhere, memory: 1GiB, scaling: {max: 1}}
           c: {cmd: "true ${PORT} && true", memory: 1GiB, scaling: {max: 1}}
           d: {cmd: "true ${PORT}", scaling: {max: 2}}
+          e: {cmd: "true ${PORT}", cmd_stop: "dokcer stop x > log", scaling: {max: 1}, memory: 1GiB}
         """,
     ) == [
         "2: there is no command no-such-program",
@@ -542,6 +561,8 @@ def test_what_may_be_wrong_with_a_command(tmp_path: Path) -> None:
         f"3: there is no folder {tmp_path}/nowhere",
         "4: no shell runs the command: `&&` is handed to it as a word; use sh -c '…'",
         "5: `d` states no `memory`, so it takes its device whole and shares it with nothing",
+        "6: no shell runs the command: `>` is handed to it as a word; use sh -c '…'",
+        "6: there is no command dokcer",
     ]
 
 

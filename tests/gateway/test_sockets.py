@@ -178,6 +178,24 @@ async def test_upstream_paths_name_the_model_and_the_rest(caplog: pytest.LogCapt
         ]  # fmt: skip
 
 
+async def test_a_query_names_the_model_as_its_engine_does() -> None:
+    # case W37
+    asked: list[str] = []
+
+    async def note(socket: ServerConnection) -> None:
+        assert socket.request is not None
+        asked.append(socket.request.path)
+
+    async with gateway_before(note) as gateway:
+        for query in ("a=%20b&model=gpt-4o-mini&model=x", "model=mod%C3%A8le"):
+            async with connect(url(gateway, f"/v1/realtime?{query}"), proxy=None) as client:
+                await closed(client)
+        assert asked == [
+            "/v1/realtime?a=%20b&model=m&model=x",
+            "/v1/realtime?model=mod%C3%A8le",
+        ]
+
+
 @pytest.mark.parametrize(
     ("target", "headers", "status", "code"),
     [

@@ -1,6 +1,7 @@
 """A program that stands in for rota, to be killed: a node with three awkward engines up.
 
 Prints one line of JSON when they are: the pids of the guard server, the guards and the rest.
+What follows the state directory in its arguments is the command that ends each engine.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from pathlib import Path
 from rota.node.guard import descendants
 from tests.node.support import fake, model, scene
 
+STOP_ARGV = tuple(sys.argv[2:])
 MODELS = (
-    model("polite", fake()),
-    model("stubborn", fake("--ignore-sigterm")),
-    model("parent", fake("--grandchild", "setsid")),
+    model("polite", fake(stop_argv=STOP_ARGV)),
+    model("stubborn", fake("--ignore-sigterm", stop_argv=STOP_ARGV)),
+    model("parent", fake("--grandchild", "setsid", stop_argv=STOP_ARGV)),
 )
 
 

@@ -55,6 +55,7 @@ class Fake:
     shell: str = ""
     shell_tail: str = ""
     aliases: tuple[str, ...] = ()
+    upstream_model: str | None = None
     facts: tuple[tuple[str, Any], ...] = ()
     jobs: JobsConfig | None = None
     websocket_idle_ms: int = 0
@@ -73,6 +74,7 @@ class Fake:
             model=Model(self.name, self.scaling, self.memory_mib, **facts),
             engine=CommandEngine(command),
             aliases=self.aliases,
+            upstream_model=self.upstream_model,
             start_timeout_ms=self.start_timeout_ms,
             silent_after_ms=self.silent_after_ms,
             jobs=self.jobs,

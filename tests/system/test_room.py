@@ -57,6 +57,14 @@ async def test_calls_under_another_name_meet_the_same_process(tmp_path: Path) ->
         assert rig.model("chat")["loads"] == 1
 
 
+async def test_an_engine_is_asked_for_the_name_that_it_knows(tmp_path: Path) -> None:
+    # case W37; the fake engine answers to whatever it is asked for
+    fakes = [Fake("a", aliases=("gpt",)), Fake("b", aliases=("o1",), upstream_model="org/B-7B")]
+    async with rota(tmp_path, fakes, {"gpu0": 1_200}) as rig:
+        for asked, known in (("gpt", "a"), ("a", "a"), ("o1", "org/B-7B"), ("b", "org/B-7B")):
+            assert (await rig.chat(asked)).json()["model"] == known
+
+
 # ── what stays ───────────────────────────────────────────────────────────────────────────
 
 

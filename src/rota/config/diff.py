@@ -109,7 +109,7 @@ _OF_MODEL = {
     "is_exclusive_while_busy": "exclusive_while_busy",
     "scale_up_after_ms": "scaling",
 }
-_OF_ENGINE = {"argv": "cmd"}
+_OF_ENGINE = {"argv": "cmd", "stop_argv": "cmd_stop"}
 """The key that each field comes from where its name does not say so; None = from none."""
 
 _RESTART = frozenset({"host", "port", "state_dir", "devices"})

@@ -40,8 +40,10 @@ START_TIMEOUTS_MAX = 4  # what a start that goes on writing gets, unless that is
 _KINDS = ("cmd", "model", "url")
 _KEYS_OF_KIND = {
     "ready": ("cmd", "url"),
+    "upstream_model": ("cmd", "url"),
     "port": ("cmd",),
     "cwd": ("cmd",),
+    "cmd_stop": ("cmd",),
     "env": ("cmd", "model"),
     **dict.fromkeys(
         ("server", "context", "parallel", "threads", "gpu_layers", "embedding", "args"),
@@ -58,6 +60,9 @@ _KEYS_OF_KIND = {
 }
 
 NAME_RULE = "names have 1 to 256 printable characters and no spaces around them"
+
+# The placeholders that stay for each start.
+_AT_START = ("PORT", "MODEL")
 
 _PLACEHOLDER = re.compile(r"\$\{([^{}]*)\}")
 _SHELL_WORDS = frozenset({"|", "||", "&&", "&", ";", ">", ">>", "<", "2>&1", "2>"})
@@ -92,6 +97,7 @@ class ModelReader:
             model=model,
             engine=engine,
             aliases=self.entry.aliases,
+            upstream_model=self.entry.upstream_model,
             start_timeout_ms=start_timeout_ms,
             start_timeout_ms_max=start_timeout_ms_max,
             silent_after_ms=self._shared("silent_after"),
@@ -108,6 +114,10 @@ class ModelReader:
                 self._problem(
                     f"{show_name(alias)} cannot be an alias; {NAME_RULE}", "aliases", index
                 )
+
+        upstream = self.entry.upstream_model
+        if upstream is not None and not is_name(upstream):
+            self._problem(f"{show_name(upstream)} cannot be a name; {NAME_RULE}", "upstream_model")
 
     # --- kind ---
 
@@ -171,32 +181,37 @@ class ModelReader:
         ready = self._ready("/health")
         if ready is None and "silent_after" in entry.model_fields_set and entry.silent_after:
             self._warn("`silent_after` does nothing with `ready: none`", "silent_after")
-        return CommandEngine(argv, ready, env, cwd, entry.port)
+        stop_argv: tuple[str, ...] = ()
+        if entry.cmd_stop is not None:
+            stop_argv = self._argv(entry.cmd_stop, cwd, "cmd_stop", at_start=("PID", *_AT_START))
+        return CommandEngine(argv, ready, env, cwd, entry.port, stop_argv)
 
-    def _argv(self, cmd: str, cwd: Path) -> tuple[str, ...]:
-        """The command's words; complains about what only a shell would understand."""
+    def _argv(
+        self, cmd: str, cwd: Path, key: str = "cmd", *, at_start: tuple[str, ...] = _AT_START
+    ) -> tuple[str, ...]:
+        """A command's words; complains about what only a shell would understand."""
         try:
-            words = split_command(self._filled(cmd, "cmd"))
+            words = split_command(self._filled(cmd, key, at_start=at_start))
         except ValueError as error:
-            self._problem(f"the command cannot be split: {str(error).lower()}", "cmd")
+            self._problem(f"the command cannot be split: {str(error).lower()}", key)
             return ()
         if not words or not words[0]:
-            self._problem("the command is empty", "cmd")
+            self._problem("the command is empty", key)
             return ()
         program = words[0]
         if re.match(r"[A-Za-z_][A-Za-z0-9_]*=", program):
-            self._problem(f"no shell runs the command; put `{program}` under `env:`", "cmd")
+            self._problem(f"no shell runs the command; put `{program}` under `env:`", key)
             return tuple(words)
         for word in sorted(_SHELL_WORDS.intersection(words)):
             self._warn(
                 f"no shell runs the command: `{word}` is handed to it as a word; use sh -c '…'",
-                "cmd",
+                key,
             )
         if "/" in program and "${" not in program:
             words[0] = program = str(resolve(cwd, program))
         path = self.entry.env.get("PATH")
         if "${" not in program and shutil.which(program, path=path) is None:
-            self._warn(f"there is no command {program}", "cmd")
+            self._warn(f"there is no command {program}", key)
         return tuple(words)
 
     def _llama_cpp(self) -> LlamaCppEngine:
@@ -250,9 +265,7 @@ class ModelReader:
                 self._problem(f"`{name}` cannot be a variable's name", "env", name)
         return {name: self._filled(text, "env", name) for name, text in self.entry.env.items()}
 
-    def _filled(
-        self, text: str, *route: str | int, at_start: tuple[str, ...] = ("PORT", "MODEL")
-    ) -> str:
+    def _filled(self, text: str, *route: str | int, at_start: tuple[str, ...] = _AT_START) -> str:
         """The text with macros filled in; the placeholders `at_start` stay for each start."""
         macros = self.file.macros
 

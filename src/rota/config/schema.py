@@ -373,6 +373,11 @@ class ModelKeys(SharedKeys):
     url: Text = key("URL", "A server that someone else runs.")
     engine: Text = key("text", "`llama.cpp`; implied by `model`.")
     aliases: Texts = key("list", "Other names that clients may ask for.", ())
+    upstream_model: Text = key(
+        "text",
+        "`cmd`, `url`: what the engine calls it, sent whichever name a client asked for.",
+        shown="the model's name",
+    )
     jobs: Annotated[JobsKeys | None, BeforeValidator(_jobs)] = key(
         "mapping, or a word", "Its work goes on after the answer that gave a job's id.", shown="no"
     )
@@ -415,6 +420,13 @@ class ModelKeys(SharedKeys):
         "number", "`cmd`: a fixed port, for commands that cannot be told one.", shown="a free one"
     )
     cwd: Text = key("path", "`cmd`: the folder to run in.", shown="the file's folder")
+    cmd_stop: Text = key(
+        "text",
+        "`cmd`: a command that ends the engine, run in place of SIGTERM (`docker stop NAME`). It "
+        "is split and filled in as `cmd` is, `${PID}` too, and has the engine's folder and "
+        "environment.",
+        shown="SIGTERM",
+    )
     env: TextMap = key("mapping", "`cmd`, `model`: added to rota's own environment.", {})
 
     server: Text = key(
@@ -518,7 +530,7 @@ class FileKeys(Keys):
         "mapping", "Memory to place replicas on, each by a name.", {}
     )
     macros: TextMap = key(
-        "mapping", "Texts to fill in for `${name}` in `cmd`, `args` and `env`.", {}
+        "mapping", "Texts to fill in for `${name}` in `cmd`, `cmd_stop`, `args` and `env`.", {}
     )
     queue_bytes_max: Bytes = key(
         "memory",
@@ -559,13 +571,13 @@ NOT_BUILT = frozenset(
     {
         "sleep",
         "on_exit",
-        "cmd_stop",
     }
 )
 
 # What other tools of the field call it, or where it belongs here.
 SYNONYMS = {
     "checkEndpoint": "ready",
+    "cmdStop": "cmd_stop",
     "command": "cmd",
     "concurrencyLimit": "concurrency",
     "ctx": "context",
@@ -580,5 +592,6 @@ SYNONYMS = {
     "proxy": "url",
     "replicas": "scaling: {max: …}",
     "ttl": "scaling: {idle_timeout: …}",
+    "useModelName": "upstream_model",
     "vram": "memory",
 }

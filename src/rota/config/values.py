@@ -25,6 +25,8 @@ class CommandEngine:
         ready: the path probed until it answers 200; None = ready at once.
         env: added to rota's own environment; the same placeholders are filled in.
         port: a fixed port; None = a free one is chosen at each start.
+        stop_argv: what is run to end it, in place of SIGTERM; `${PID}`, the engine's own, is
+            filled in too. Empty = SIGTERM it is.
     """
 
     argv: tuple[str, ...]
@@ -32,6 +34,7 @@ class CommandEngine:
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: Path | None = None
     port: int | None = None
+    stop_argv: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,7 @@ class ModelConfig:
     """One entry under `models:`.
 
     Args:
+        upstream_model: what the engine calls it; None = as we do.
         start_timeout_ms: a start fails so long after it began, or after the last output.
         start_timeout_ms_max: and so long after it began in any case.
         silent_after_ms: how long a ready engine may answer nothing; 0 = for ever.
@@ -122,6 +126,7 @@ class ModelConfig:
     model: Model
     engine: EngineConfig
     aliases: tuple[str, ...] = ()
+    upstream_model: str | None = None
     start_timeout_ms: int = 300_000
     start_timeout_ms_max: int = 1_200_000
     silent_after_ms: int = 60_000
@@ -132,6 +137,11 @@ class ModelConfig:
     @property
     def name(self) -> str:
         return self.model.name
+
+    @property
+    def upstream_name(self) -> str:
+        """The name that its engine is asked for, whichever of its names a client used."""
+        return self.name if self.upstream_model is None else self.upstream_model
 
 
 @dataclass(frozen=True, slots=True)

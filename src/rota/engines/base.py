@@ -23,6 +23,7 @@ class Launch:
 
     Args:
         argv: the command and its arguments; no shell.
+        stop_argv: what is run to end it, `${PID}` being its process; none = SIGTERM.
         env: the whole environment of the child.
         port: the port the child is to bind on loopback.
         ready: the path that answers 200 when it can serve; None = ready at once.
@@ -33,4 +34,5 @@ class Launch:
     port: int
     ready: str | None
     cwd: Path | None = None
+    stop_argv: tuple[str, ...] = ()
     files: tuple[Path, ...] = field(default=())  # must exist before a start makes sense

@@ -40,8 +40,14 @@ def launch_for(
         env["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
     match engine:
         case CommandEngine():
-            argv = tuple(_filled_in(word, model, port) for word in engine.argv)
-            return Launch(argv=argv, env=env, port=port, ready=engine.ready, cwd=engine.cwd)
+            return Launch(
+                argv=tuple(_filled_in(word, model, port) for word in engine.argv),
+                env=env,
+                port=port,
+                ready=engine.ready,
+                cwd=engine.cwd,
+                stop_argv=tuple(_filled_in(word, model, port) for word in engine.stop_argv),
+            )
         case LlamaCppEngine(server=None):
             argv = _embedded(engine, model, port)
         case LlamaCppEngine():

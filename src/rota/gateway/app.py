@@ -29,6 +29,7 @@ from starlette.types import Receive, Scope, Send
 from rota.config.values import ModelConfig
 from rota.errors import RequestError, RotaError
 from rota.gateway import proxy
+from rota.gateway.catalog import find
 from rota.gateway.client import Client
 from rota.gateway.errors import error_body, error_headers, internal_error, send_error
 from rota.gateway.fields import read_body
@@ -210,15 +211,7 @@ class _Beside:
         }
 
     def _find(self, name: str) -> ModelConfig:
-        config = self._controller.config
-        model = config.models.get(config.resolve(name))
-        if model is None:
-            raise RequestError(
-                f"there is no model {name!r}; GET /v1/models lists what there is",
-                code="model_not_found",
-                status=404,
-            )
-        return model
+        return find(self._controller.config, name)
 
     def _states(self) -> dict[str, str]:
         return {str(model["name"]): str(model["state"]) for model in self._model_statuses()}

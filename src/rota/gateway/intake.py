@@ -47,7 +47,7 @@ class Intake:
 
     Args:
         model: as the caller spelled it; may be an alias.
-        body: as received.
+        body: as received, but for the name (see `naming`).
     """
 
     model: str

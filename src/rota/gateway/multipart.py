@@ -30,6 +30,17 @@ def is_form(content_type: bytes) -> bool:
 def field(body: bytes, content_type: bytes, name: str) -> str | None:
     """The value of the first field of a name that is no file.
 
+    Returns: None where there is none; of a longer one, its first `VALUE_MAX` bytes.
+    Raises:
+        NotAFormError: there is no boundary, or the body does not keep to it.
+    """
+    place = find(body, content_type, name)
+    return None if place is None else _text(body[place][:VALUE_MAX])
+
+
+def find(body: bytes, content_type: bytes, name: str) -> slice | None:
+    """Where that value stands.
+
     Returns: None where there is none.
     Raises:
         NotAFormError: there is no boundary, or the body does not keep to it.
@@ -48,7 +59,7 @@ def field(body: bytes, content_type: bytes, name: str) -> str | None:
         if head_end < 0 or end < head_end:
             raise NotAFormError("a part of it is not whole")
         if _name_of(body[start:head_end]) == wanted:
-            return _text(body[head_end + 4 : min(end, head_end + 4 + VALUE_MAX)])
+            return slice(head_end + 4, end)
         start = end + 2
     return None
 

@@ -1,7 +1,8 @@
 """The data path: one request from its body to the last byte of its answer.
 
 Plain ASGI, no framework: read the body, wait for a grant, pass bytes through both ways. The
-request's body is sent as it came and the answer's as it comes (`answer`).
+request's body is sent as it came, but for a name that its engine does not know (`naming`), and
+the answer's as it comes (`answer`).
 
 From the moment the body is complete the client is watched. When it leaves, the request's task
 is cancelled wherever it stands (in the queue, before the first byte, streaming, or stopped by
@@ -25,6 +26,7 @@ from rota.config.values import ModelConfig
 from rota.core.events import Outcome
 from rota.errors import ReplicaError, RotaError
 from rota.gateway.answer import Answer
+from rota.gateway.catalog import find
 from rota.gateway.client import BrokenOffError, Client, Response, UnreachableError
 from rota.gateway.intake import (
     Intake,
@@ -35,8 +37,9 @@ from rota.gateway.intake import (
     read_intake,
 )
 from rota.gateway.jobs import Copy, Jobs, no_jobs
+from rota.gateway.naming import rename
 from rota.gateway.surface import Controller, GrantHandle
-from rota.gateway.terms import Terms, terms_of
+from rota.gateway.terms import terms_of
 from rota.gateway.upstream import (
     GONE,
     NOT_SENT,
@@ -121,8 +124,16 @@ class _Call:
     async def _run(self, receive: Receive, uploads: Uploads) -> None:
         limit = self._controller.config.body_bytes_max
         intake = await read_intake(self._scope, self._headers, receive, limit, uploads)
+        self._rename(intake)
         with Watch(receive):
             await self._serve(intake)
+
+    def _rename(self, intake: Intake) -> None:
+        """Have the model called what its engine calls it. Raises: RequestError: there is none."""
+        name = find(self._controller.config, intake.model).upstream_name
+        if name != intake.model:
+            content_type = self._headers.get(b"content-type", b"")
+            intake.body = rename(intake.body, content_type, name)
 
     async def _serve(self, intake: Intake) -> None:
         """Wait for a grant and use it; once more if the replica was gone before it heard."""
@@ -135,14 +146,9 @@ class _Call:
             await self._serve_once(intake)
 
     async def _serve_once(self, intake: Intake) -> None:
-        config = self._controller.config
-        name = config.resolve(intake.model)
-        entry = config.models.get(name)
-        terms = Terms()
-        if entry is not None:
-            self._answer.model = name
-            self._copy = self._copy_for(entry)
-            terms = terms_of(self._scope, self._headers, entry.model)
+        entry = find(self._controller.config, intake.model)
+        self._answer.model = entry.name
+        self._copy = self._copy_for(entry)
         caller = identify_caller(self._scope, self._headers)
         clock = asyncio.get_running_loop().time
         asked_at = clock()
@@ -150,11 +156,11 @@ class _Call:
         try:
             async with self._controller.grant(
                 request=self._request,
-                model=name,
+                model=entry.name,
                 caller=caller,
                 mark=mark_of(caller, intake.body),
                 body_bytes=len(intake.body),
-                **terms,
+                **terms_of(self._scope, self._headers, entry.model),
             ) as grant:
                 self._grant = grant
                 self._answer.loaded, self._answer.waited_ms = grant.loaded, grant.waited_ms

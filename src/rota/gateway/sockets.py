@@ -31,7 +31,7 @@ import os
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote
 
 from starlette.requests import HTTPConnection
@@ -42,11 +42,13 @@ from rota.core.events import Outcome
 from rota.core.types import LeaseClaim
 from rota.errors import CapacityError, ReplicaError, RequestError, RotaError
 from rota.gateway.answer import Answer
+from rota.gateway.catalog import find
 from rota.gateway.client import Client, Headers, UnreachableError, request_head
 from rota.gateway.frames import Frames, close_frame
 from rota.gateway.guard import check_admin, check_page
 from rota.gateway.intake import given_request_id, identify_caller
 from rota.gateway.keys import key_of
+from rota.gateway.naming import rename_in_query
 from rota.gateway.surface import Controller, GrantHandle
 from rota.gateway.terms import terms_of
 from rota.gateway.upstream import (
@@ -175,6 +177,14 @@ class Sockets:
             near.writer.close()
 
 
+class _Wanted(NamedTuple):
+    """What a socket is to be opened to: a model, and what to ask its engine for."""
+
+    entry: ModelConfig
+    path: str
+    query: bytes
+
+
 class _Call:
     """One web socket."""
 
@@ -197,7 +207,7 @@ class _Call:
         self._answer = answer
 
     async def run(self, *, is_full: bool) -> None:
-        entry, path = self._route()
+        wanted = self._route()
         if is_full:
             raise CapacityError(
                 f"as many web sockets are open as may be ({SOCKETS_MAX})",
@@ -205,22 +215,24 @@ class _Call:
                 status=429,
                 retry_after_s=BUSY_RETRY_S,
             )
-        self._answer.model = entry.name
+        self._answer.model = wanted.entry.name
         with Watch(self._near.receive):
-            tunnel = await self._open(entry, path)
+            tunnel = await self._open(wanted)
         await tunnel.run()
 
-    def _route(self) -> tuple[ModelConfig, str]:
-        """Which model is meant, and the path to ask its engine for.
+    def _route(self) -> _Wanted:
+        """Which model is meant, and what to ask its engine for. Below `UPSTREAM` that is said as
+        the engine has it.
 
         Raises: RequestError: 400, 403 or 404.
         """
         config = self._controller.config
         path: str = self._scope["raw_path"].decode("latin-1")
+        query: bytes = self._scope["query_string"]
         connection = HTTPConnection(self._scope)
         if path.startswith(UPSTREAM):
             check_admin(connection, config.host)
-            return self._beginning(path.removeprefix(UPSTREAM))
+            return _Wanted(*self._beginning(path.removeprefix(UPSTREAM)), query)
         if path != REALTIME:
             raise RequestError(
                 f"no web socket is opened at {path[:200]}; rota has {REALTIME}?model=NAME and "
@@ -230,12 +242,15 @@ class _Call:
             )
         if key_of(self._scope) is None:  # a page that has one was given it
             check_page(connection, config.host)
-        name = _model_in(self._scope["query_string"])
+        name = _model_in(query)
         if not name:
             raise RequestError(
                 f"which model? {REALTIME}?model=NAME", code="invalid_request", status=400
             )
-        return self._entry(name), path
+        entry = find(config, name)
+        if name != entry.upstream_name:
+            query = rename_in_query(query, entry.upstream_name)
+        return _Wanted(entry, path, query)
 
     def _beginning(self, path: str) -> tuple[ModelConfig, str]:
         """The longest beginning of a path that is a model's name, and the rest."""
@@ -243,36 +258,25 @@ class _Call:
         for count in range(min(len(parts), NAME_PARTS_MAX), 0, -1):
             name = unquote("/".join(parts[:count]))
             if self._controller.config.resolve(name) in self._controller.config.models:
-                return self._entry(name), "/" + "/".join(parts[count:])
-        return self._entry(unquote(parts[0])), "/"
+                return find(self._controller.config, name), "/" + "/".join(parts[count:])
+        return find(self._controller.config, unquote(parts[0])), "/"
 
-    def _entry(self, name: str) -> ModelConfig:
-        config = self._controller.config
-        entry = config.models.get(config.resolve(name))
-        if entry is None:
-            raise RequestError(
-                f"there is no model {name[:200]!r}; GET /v1/models lists what there is",
-                code="model_not_found",
-                status=404,
-            )
-        return entry
-
-    async def _open(self, entry: ModelConfig, path: str) -> _Tunnel:
+    async def _open(self, wanted: _Wanted) -> _Tunnel:
         """Open it at the engine; once more if the replica was gone before it heard."""
         try:
-            return await self._open_once(entry, path)
+            return await self._open_once(wanted)
         except ReplicaError as error:
             if error.code != GONE:
                 raise
             _log.info("%s: %s; asking once more", self._request, error.message)
-            return await self._open_once(entry, path)
+            return await self._open_once(wanted)
 
-    async def _open_once(self, entry: ModelConfig, path: str) -> _Tunnel:
+    async def _open_once(self, wanted: _Wanted) -> _Tunnel:
         async with self._controller.grant(
             request=self._request,
-            model=entry.name,
+            model=wanted.entry.name,
             caller=identify_caller(self._scope, self._headers),
-            **terms_of(self._scope, self._headers, entry.model),
+            **terms_of(self._scope, self._headers, wanted.entry.model),
         ) as grant:
             self._answer.loaded, self._answer.waited_ms = grant.loaded, grant.waited_ms
             try:
@@ -283,12 +287,12 @@ class _Call:
                 _log.warning("%s: %s", self._request, refusal.message)
                 raise refusal from error
             try:
-                headers = await self._upgrade(grant, path, reader, writer)
+                headers = await self._upgrade(grant, wanted, reader, writer)
                 await self._answer.start(101, headers)
             except BaseException:
                 writer.transport.abort()
                 raise
-            claim = self._claim_from(grant, entry)
+            claim = self._claim_from(grant, wanted.entry)
             return _Tunnel(self._near, reader, writer, claim)
 
     def _claim_from(self, grant: GrantHandle, entry: ModelConfig) -> _Claim:
@@ -304,7 +308,7 @@ class _Call:
     async def _upgrade(
         self,
         grant: GrantHandle,
-        path: str,
+        wanted: _Wanted,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> Headers:
@@ -312,7 +316,7 @@ class _Call:
 
         Raises: ReplicaError: it does not.
         """
-        target = target_at(grant.endpoint, path, self._scope["query_string"])
+        target = target_at(grant.endpoint, wanted.path, wanted.query)
         headers = _without_key(end_to_end(self._scope["headers"], _NOT_SENT))
         writer.write(request_head(grant.endpoint, "GET", target, headers, _UPGRADE))
         try:

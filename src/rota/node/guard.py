@@ -5,16 +5,22 @@ server*. It is started once and kept ready; for every byte that arrives with a d
 forks one *guard* that speaks JSON lines over that descriptor, so a start costs two forks and
 no interpreter. Each guard runs one engine:
 
-    rota → guard    {"argv", "env", "cwd", "log", "log_bytes_max"}, once; {"stop": grace_ms}
+    rota → guard    {"argv", "stop_argv", "env", "cwd", "log", "log_bytes_max"}, once;
+                    {"stop": grace_ms}
     guard → rota    failed {error, permanent} | started {pid, guard}, then output {text, dropped},
                     exit {code, signal, tail} as the engine's own process ends, and
-                    gone {forced, left} when nothing of it is left
+                    gone {forced, left, stop_failed} when nothing of it is left
 
 The end of that socket is the order to end everything, so no kind of death of rota (kill -9
 included) needs a last word from it. An engine leads its own session and dies with its guard
 (PR_SET_PDEATHSIG); every orphan below it falls to the guard (PR_SET_CHILD_SUBREAPER), those
 that left the group included. "No children left" is therefore the same as "nothing is left".
 If a guard is killed, what it had falls to the server, which kills whatever it did not start.
+
+An engine is asked to end by SIGTERM, or by the command that it brings for that (`stop_argv`),
+which is then a second child of the guard's, heard and bounded and killed like the first. It is
+run once, and only while the engine's own process lives: later its pid, which the command may
+name, can be another's. Should it fail, and for what the engine leaves behind, it is SIGTERM.
 
 Refused: asyncio's child watcher in rota (dies with rota), cgroups (need rights that rota does
 not have), a thread or a shell wrapper per engine (neither survives a kill -9 of rota).
@@ -130,6 +136,10 @@ class Guard:
         self._text = codecs.getincrementaldecoder("utf-8")("replace")
         self._leader = 0
         self._leader_ended = False
+        self._stop_argv: list[str] = []  # none: SIGTERM is what ends it, or by now it is
+        self._stopper: int | None = None  # that command's process; 0 = it has ended
+        self._stop_failed = ""
+        self._signalled = False
         self._forced = False
         self._deadline: float | None = None  # of the grace; None = nobody asked for the end
         self._give_up_at: float | None = None
@@ -148,22 +158,25 @@ class Guard:
     def _start(self, spec: dict[str, Any]) -> bool:
         assert self._rota is not None
         self._wake = _wake_on_child()
-        self._output, child_output = os.pipe()
+        # The writing end stays open here too: what is run to end the engine gets it as well.
+        self._output, self._child_output = os.pipe()
         os.set_blocking(self._output, False)
         self._poll = select.poll()
         for source in (self._wake, self._output, self._rota):
             self._poll.register(source, select.POLLIN)
         self._log = CappedLog(spec["log"], spec["log_bytes_max"])
+        self._spec = spec
         try:
-            self._leader = _spawn(spec["argv"], spec["env"], spec["cwd"], child_output)
+            self._leader = self._spawn(spec["argv"])
         except OSError as error:
-            text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-            self._tell("failed", error=text, permanent=error.errno in PERMANENT)
+            self._tell("failed", error=_say(error), permanent=error.errno in PERMANENT)
             return False
-        finally:
-            os.close(child_output)
+        self._stop_argv = spec["stop_argv"]
         self._tell("started", pid=self._leader, guard=os.getpid())
         return True
+
+    def _spawn(self, argv: list[str]) -> int:
+        return _spawn(argv, self._spec["env"], self._spec["cwd"], self._child_output)
 
     def _watch(self) -> None:
         while self._reap():
@@ -172,7 +185,8 @@ class Guard:
                 break  # what is left falls to the server when this guard ends
             self._serve(self._patience_ms())
         self._read_output()
-        self._tell("gone", forced=self._forced, left=descendants(os.getpid()))
+        left = descendants(os.getpid())
+        self._tell("gone", forced=self._forced, left=left, stop_failed=self._stop_failed)
 
     def _serve(self, timeout_ms: int | None) -> None:
         for fd, _ in self._poll.poll(timeout_ms):
@@ -193,8 +207,12 @@ class Guard:
                 return False
             if not pid:
                 return True
+            if pid == self._stopper:
+                self._stopper = 0
+                self._judge_stopper(os.waitstatus_to_exitcode(status))
             if pid == self._leader:
                 self._leader_ended = True
+                self._stop_argv = []
                 self._read_output()
                 code = os.waitstatus_to_exitcode(status)
                 self._tell(
@@ -203,17 +221,42 @@ class Guard:
                     signal=-code if code < 0 else None,
                     tail=self._tail.decode("utf-8", "replace"),
                 )
-                if self._deadline is None:
-                    self._ask_to_end(LEFT_GRACE_S)
+                self._end_what_it_left()
 
     def _ask_to_end(self, grace_s: float) -> None:
-        """SIGTERM, and SIGCONT so that a stopped one hears it. Asked again, only a shorter grace
-        counts: to many engines a second SIGTERM means at once."""
+        """By its command or SIGTERM, and SIGCONT so that a stopped one hears it. Asked again,
+        only a shorter grace counts: to many engines a second SIGTERM means at once."""
         deadline = time.monotonic() + grace_s
         if self._deadline is None or deadline < self._deadline:
             self._deadline = deadline
-            self._signal(signal.SIGTERM)
+            if self._stop_argv and self._stopper is None:
+                self._run_stopper()
+            if not self._stop_argv:
+                self._signal(signal.SIGTERM)
             self._signal(signal.SIGCONT)
+
+    def _run_stopper(self) -> None:
+        pid = str(self._leader)
+        try:
+            self._stopper = self._spawn([word.replace("${PID}", pid) for word in self._stop_argv])
+        except OSError as error:
+            self._stop_failed = f"could not be run: {_say(error)}"
+            self._stop_argv = []
+
+    def _judge_stopper(self, code: int) -> None:
+        """What ended well may have asked for an end that takes time; what failed has not."""
+        if self._leader_ended:
+            self._end_what_it_left()
+        elif code and not self._forced:
+            how = f"exited with code {code}" if code > 0 else f"was killed by signal {-code}"
+            self._stop_failed = how
+            self._stop_argv = []
+            self._signal(signal.SIGTERM)
+
+    def _end_what_it_left(self) -> None:
+        """The engine's own process has ended: what was not asked so far has little time."""
+        if not self._signalled and not self._stopper:
+            self._ask_to_end(LEFT_GRACE_S)
 
     def _end_what_is_due(self) -> None:
         now = time.monotonic()
@@ -226,6 +269,7 @@ class Guard:
 
     def _signal(self, number: signal.Signals) -> None:
         """To the whole group at once, then to each descendant that left it."""
+        self._signalled |= number == signal.SIGTERM
         group = 0
         if not self._leader_ended:  # once it is reaped its number may be someone else's
             group = self._leader
@@ -247,10 +291,6 @@ class Guard:
             try:
                 chunk = os.read(self._output, READ_BYTES)
             except BlockingIOError:
-                return
-            if not chunk:
-                with contextlib.suppress(KeyError):
-                    self._poll.unregister(self._output)
                 return
             self._log.write(chunk)
             self._tail = (self._tail + chunk)[-TAIL_BYTES:]
@@ -345,13 +385,14 @@ class CappedLog:
 
 
 def _spawn(argv: list[str], env: dict[str, str], cwd: str | None, output: int) -> int:
-    """Fork and exec an engine. Returns its pid; raises OSError with what exec said."""
+    """Fork and exec an engine, or the command that ends it. Returns its pid; raises OSError with
+    what exec said."""
     guard = os.getpid()
     report_read, report_write = os.pipe()  # closes by itself when exec succeeds
     pid = os.fork()
     if not pid:
         try:
-            _become_engine(argv, env, cwd, output=output, report=report_write, guard=guard)
+            _become_child(argv, env, cwd, output=output, report=report_write, guard=guard)
         except OSError as error:
             word = json.dumps([error.errno, error.strerror, error.filename or argv[0]])
             os.write(report_write, word.encode())
@@ -368,7 +409,7 @@ def _spawn(argv: list[str], env: dict[str, str], cwd: str | None, output: int) -
     return pid
 
 
-def _become_engine(
+def _become_child(
     argv: list[str], env: dict[str, str], cwd: str | None, *, output: int, report: int, guard: int
 ) -> None:
     os.setsid()
@@ -388,6 +429,10 @@ def _become_engine(
         os.execvpe(argv[0], argv, env)  # noqa: S606 - no shell is meant
     except OSError as error:  # its own file name is the last folder of PATH that was tried
         raise OSError(error.errno, error.strerror, argv[0]) from None
+
+
+def _say(error: OSError) -> str:
+    return f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
 
 
 def descendants(root: int) -> list[int]:

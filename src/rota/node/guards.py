@@ -76,11 +76,13 @@ class Gone:
         seen: the guard said so; False = the guard itself was lost.
         forced: it took SIGKILL.
         left: what even SIGKILL did not end.
+        stop_failed: what became of the command that was to end it, if it took SIGTERM instead.
     """
 
     seen: bool
     forced: bool = False
     left: tuple[int, ...] = ()
+    stop_failed: str = ""
 
 
 class Child(asyncio.Protocol):
@@ -109,7 +111,8 @@ class Child(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def stop(self, grace_ms: int) -> None:
-        """SIGTERM now, SIGKILL after `grace_ms`. Asked again, the earlier end counts."""
+        """SIGTERM now (or its own command), SIGKILL after `grace_ms`. Asked again, the earlier
+        end counts."""
         self._send({"stop": grace_ms})
 
     def abandon(self) -> None:
@@ -130,6 +133,7 @@ class Child(asyncio.Protocol):
         self._send(
             {
                 "argv": self.launch.argv,
+                "stop_argv": self.launch.stop_argv,
                 "env": dict(self.launch.env),
                 "cwd": None if self.launch.cwd is None else str(self.launch.cwd),
                 "log": str(self.log),
@@ -167,7 +171,8 @@ class Child(asyncio.Protocol):
                 lines = tuple(_shown(line) for line in tail.split("\n"))
                 _settle(self.exited, Exit(code, number, lines))
             case {"kind": "gone", "forced": bool(forced), "left": list(left)}:
-                _settle(self.gone, Gone(seen=True, forced=forced, left=tuple(left)))
+                stop_failed = str(said["stop_failed"])
+                _settle(self.gone, Gone(True, forced, tuple(left), stop_failed))
             case _:
                 raise AssertionError(said)
 

@@ -198,7 +198,7 @@ class Replica:
                 return await self._try(engine)
             except _NotItsFault as why:
                 reasons.append(str(why))
-                await self._end(0)
+                await self._end(self._failed_grace_ms())
         raise _CannotStart(StopCause.REFUSED, "could not be started: " + "; ".join(reasons))
 
     async def _try(self, engine: Spawned) -> Endpoint:
@@ -280,6 +280,12 @@ class Replica:
         if not self._met.connected:  # what it answered before says more than being connected
             self._met = Answer(connected=True)
 
+    def _failed_grace_ms(self) -> int:
+        """For a start that came to nothing: no time, save for a command to do its work, without
+        which a container, say, would stay."""
+        has_command = self.child is not None and bool(self.child.launch.stop_argv)
+        return self.config.model.stop_grace_ms if has_command else 0
+
     async def _end(self, grace_ms: int) -> None:
         """End its process, if it has one, and return when nothing of it is left."""
         if (child := self.child) is None:
@@ -291,6 +297,9 @@ class Replica:
             child.abandon()
             await asyncio.wait([child.gone])
         gone = child.gone.result()
+        if gone.stop_failed:
+            said = f"the command to end it (`cmd_stop`) {gone.stop_failed}"
+            _log.warning("replica %s: %s; SIGTERM was sent", self.id, said)
         if gone.forced and grace_ms:
             _log.warning("replica %s did not end in %g s: killed", self.id, grace_ms / 1000)
         if not gone.seen or gone.left:
@@ -300,11 +309,16 @@ class Replica:
                 _log.error("replica %s: even SIGKILL does not end %s", self.id, sorted(left))
 
     async def _finish(
-        self, cause: StopCause, detail: str = "", *, grace_ms: int = 0, permanent: bool = False
+        self,
+        cause: StopCause,
+        detail: str = "",
+        *,
+        grace_ms: int | None = None,
+        permanent: bool = False,
     ) -> ReplicaStopped:
         """The end of the story. `detail` goes on from the model's name."""
         self.phase = Phase.STOPPING
-        await self._end(grace_ms)
+        await self._end(self._failed_grace_ms() if grace_ms is None else grace_ms)
         detail = f"{self.config.name} {detail}" if detail else ""
         return ReplicaStopped(self.id, cause, detail, permanent)
 
