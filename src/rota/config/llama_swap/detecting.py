@@ -49,7 +49,9 @@ def is_llama_swap(path: Path, data: bytes, environ: Mapping[str, str]) -> bool:
     is_theirs = bool(top.keys() & (TOP_KEYS - _SHARED_TOP)) or any(
         keys.keys() & _OF_A_MODEL or isinstance(keys.get("env"), SequenceNode) for keys in models
     )
-    return not is_ours and (is_theirs or all("cmd" in keys for keys in models))
+    # A key that neither knows is a mistake in one of ours: llama-swap would not have said so.
+    may_be_theirs = all("cmd" in keys and keys.keys() <= _SHARED_OF_A_MODEL for keys in models)
+    return not is_ours and (is_theirs or may_be_theirs)
 
 
 def _entries(node: Node | None) -> Iterator[tuple[str, Node]]:
