@@ -125,3 +125,52 @@ async def test_a_long_think_is_no_idleness(tmp_path: Path) -> None:
         assert answer.text.rstrip().endswith("data: [DONE]")
         assert rig.model("a")["loads"] == 1
         await until(lambda: rig.state("a") == "cold", "and then it does step down")
+
+
+# ── several devices, several kinds of request ────────────────────────────────────────────
+
+
+async def test_the_cheapest_set_of_devices_is_cleared_and_the_engine_is_told_which(
+    tmp_path: Path,
+) -> None:
+    # case W53; four cards are full, three are needed, and the one in use every moment stays
+    small = [Fake(f"small{n}", memory_mib=800) for n in range(4)]
+    big = Fake("big", memory_mib=500).with_facts(device_count=3)
+    async with rota(tmp_path, [*small, big], {f"gpu{n}": 1_000 for n in range(4)}) as rig:
+        for fake in (*small, *[small[1]] * 5, small[3]):
+            assert (await rig.chat(fake.name)).status_code == 200
+        assert len(rig.processes()) == 4
+        (replica,) = rig.model("small1")["replicas"]
+        kept = replica["devices"]
+        assert (await rig.chat("big")).status_code == 200
+        assert rig.processes().keys() == {"small1", "big"}
+        (replica,) = rig.model("big")["replicas"]
+        assert set(replica["devices"]) == {f"gpu{n}" for n in range(4)} - set(kept)
+        environ = Path(f"/proc/{rig.pid('big')}/environ").read_text().split("\0")
+        assert f"CUDA_VISIBLE_DEVICES={','.join(replica['devices'])}" in environ
+
+
+async def test_one_slot_does_not_lock_kinds_of_requests_out(tmp_path: Path) -> None:
+    # case C3; two models in turns on one device, each one request at a time, of every kind
+    fakes = [Fake(name).with_facts(slots=1) for name in ("a", "b")]
+    kinds = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+        "/v1/completions": {"prompt": "hi"},
+        "/v1/embeddings": {"input": "hi"},
+    }
+    async with rota(tmp_path, fakes, ONE) as rig:
+        asks = [
+            rig.http.post(
+                path,
+                json={"model": name, "stream": is_streamed} | body,
+                headers={"x-conversation-id": f"{number}"},
+            )
+            for number in range(3)
+            for name in ("a", "b")
+            for is_streamed in (False, True)
+            for path, body in kinds.items()
+        ]
+        lists = [rig.http.get("/v1/models") for _ in range(6)]
+        answers = await asyncio.gather(*asks, *lists)
+        assert [answer.status_code for answer in answers] == [200] * (36 + 6)
+        assert rig.in_flight() == rig.waiting() == 0
