@@ -7,6 +7,7 @@ is one, and a note says so.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -217,7 +218,7 @@ class _Settling:
 
     def _peers(self) -> None:
         models = list(self._peer_models())
-        own = [model.model for model in models]
+        counts = Counter(model.model for model in models)
         taken: dict[str, PeerModel] = {}
         for model in models:
             first = taken.setdefault(model.name, model)
@@ -228,16 +229,19 @@ class _Settling:
                 self._problem(model.place, f"`{model.name}` is also the name of a model here")
             else:
                 self.catalog.peers.append(model)
+        names = self.catalog.models.keys() | self.owners.keys() | taken.keys()
         for model in models:
-            names = self.catalog.models.keys() | self.owners.keys() | taken.keys()
-            if own.count(model.model) == 1 and model.model not in names:
+            if counts[model.model] == 1 and model.model not in names:
                 model.alias = model.model
 
     def _peer_models(self) -> Iterator[PeerModel]:
         for peer in self.catalog.settings.peers.values():
-            for text in dict.fromkeys(item.text for item in peer.models):
-                place = next(item.place for item in peer.models if item.text == text)
-                yield PeerModel(f"{peer.name}/{text}", peer.name, text, "", place)
+            seen: set[str] = set()
+            for item in peer.models:
+                if item.text not in seen:
+                    name = f"{peer.name}/{item.text}"
+                    yield PeerModel(name, peer.name, item.text, "", item.place)
+                seen.add(item.text)
 
     # --- what is only checked ---
 
