@@ -25,7 +25,7 @@ ENDLESS_SEEDS_THAT_FAILED = {
 
 @pytest.mark.parametrize("seed", SEEDS_THAT_FAILED, ids=str)
 def test_a_seed_that_failed_once(seed: int) -> None:
-    simulate(seed)
+    simulate(seed, is_plain=True)
 
 
 @pytest.mark.parametrize("tens", range(5))
@@ -89,7 +89,7 @@ def test_hundreds_of_seeds(hundreds: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", ENDLESS_SEEDS_THAT_FAILED, ids=str)
 def test_an_endless_seed_that_failed_once(seed: int) -> None:
-    simulate(seed, endless=True)
+    simulate(seed, endless=True, is_plain=True)
 
 
 @pytest.mark.slow

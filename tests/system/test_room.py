@@ -153,7 +153,7 @@ async def test_the_cheapest_set_of_devices_is_cleared_and_the_engine_is_told_whi
 async def test_one_slot_does_not_lock_kinds_of_requests_out(tmp_path: Path) -> None:
     # case C3; two models in turns on one device, each one request at a time, of every kind
     fakes = [Fake(name).with_facts(slots=1) for name in ("a", "b")]
-    kinds = {
+    kinds: dict[str, dict[str, object]] = {
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
         "/v1/completions": {"prompt": "hi"},
         "/v1/embeddings": {"input": "hi"},

@@ -87,7 +87,7 @@ def _keep(orders: Orders, demand: Demand, model: Model, *, is_relaunched: bool) 
 
 def _remove(orders: Orders, demand: Demand) -> None:
     orders.give_up(demand, RefusalCode.MODEL_NOT_FOUND)
-    demand.model = replace(demand.model, scaling=_OFF)
+    demand.model = replace(demand.model, scaling=_OFF, is_pinned=False)
     demand.is_removed, demand.is_pinned = True, False
 
 

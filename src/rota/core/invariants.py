@@ -138,7 +138,7 @@ def _scaling_is_kept(state: State, demand: Demand) -> None:
 def _grants_fit(demand: Demand) -> None:
     """[3] As many as there are slots, and none before ready."""
     for replica in demand.replicas.values():
-        assert len(replica.grants) <= demand.model.slots, replica
+        assert len(replica.grants) <= replica.model.slots, replica
         assert replica.phase is not Phase.STARTING or not replica.is_busy, replica
         assert replica.phase is not Phase.DRAINING or replica.is_busy, replica
 
@@ -486,7 +486,7 @@ class EffectAudit:
                 self.told = {name: [] for name in self.told}
             case PinAsked(model=model, is_pinned=is_pinned):
                 self.pinned.discard(model)
-                self.pinned |= {model} if is_pinned else set()
+                self.pinned |= {model} & self.models.keys() if is_pinned else set()
             case RequestArrived() | LeaseAsked():
                 who, model = (event.caller, event.mark), event.model
                 self.asked.setdefault(event.request, (model, who))

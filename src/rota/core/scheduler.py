@@ -538,7 +538,9 @@ class Scheduler:
 
     def _pin_asked(self, event: PinAsked) -> None:
         demand = self.state.demands.get(event.model)
-        if demand is not None and demand.is_pinned != event.is_pinned:
+        if demand is None or demand.is_removed:
+            return
+        if demand.is_pinned != event.is_pinned:
             demand.is_pinned = event.is_pinned
             self.state.note_kept(demand)
             self.orders.is_room_stale = True

@@ -33,6 +33,7 @@ from rota.core.effects import (
 from rota.core.events import (
     Event,
     LoadAsked,
+    ModelsChanged,
     NodeJoined,
     PinAsked,
     ShutdownAsked,
@@ -45,6 +46,7 @@ from rota.core.scheduler import OWED_MS, Scheduler
 from rota.core.types import ReplicaId
 from rota.core.words import RETRY_MS_MAX
 from rota.sim.callers import RETURN_MS_MAX, Callers, Counts
+from rota.sim.catalogs import another, enrich
 from rota.sim.cluster import START_TIMEOUT_MS, Faults, SimCluster
 from rota.sim.timeline import Timeline
 from rota.sim.world import World, draw_endless_world, draw_world
@@ -89,14 +91,19 @@ class Report:
         return self.longest_ms / self.bound_ms if self.bound_ms else 0.0
 
 
-def simulate(seed: int, *, endless: bool = False) -> Report:
+def simulate(seed: int, *, endless: bool = False, is_plain: bool = False) -> Report:
     """Play one seed.
+
+    Args:
+        is_plain: nothing of what `catalogs` adds to a world.
 
     Raises:
         SimulationError: something did not hold.
     """
     random = Random(seed)  # noqa: S311 (to be repeatable is the point)
     world = draw_endless_world(random) if endless else draw_world(random)
+    if not is_plain:
+        world = enrich(random, world, is_endless=endless)
     simulation = _Simulation(seed, random, world)
     try:
         return simulation.play_endless() if endless else simulation.play()
@@ -150,8 +157,11 @@ class _Simulation:
             world.models,
             queue_bytes_max=world.queue_bytes_max,
             lease_ms_max=world.lease_ms_max,
+            coexistence=world.coexistence,
+            eviction=world.eviction,
         )
-        self.audit = EffectAudit(world.models)
+        self.audit = EffectAudit(world.models, world.coexistence)
+        self.models = world.models
         self.callers = Callers(random, self.timeline, self.feed, self._answers)
         self.cluster = SimCluster(
             random,
@@ -166,7 +176,7 @@ class _Simulation:
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.digest = blake2b(digest_size=16)
         self.hands: set[str] = set()
-        self.is_trouble = True
+        self.is_trouble, self.is_endless = True, False
         self.away: dict[str, NodeJoined] = {}
 
     def play(self) -> Report:
@@ -190,6 +200,7 @@ class _Simulation:
 
     def play_endless(self) -> Report:
         """Callers without end, each served within the bound."""
+        self.is_endless = True
         self._begin()
         allowed_ms = bound_ms(self.world)
         longest_ms = 0
@@ -243,6 +254,7 @@ class _Simulation:
             self.callers.add(f"c{index}", model, temper, self.random.randint(1, 120_000))
         self._in_a_while(self.world.hands_ms, self._by_hand)
         self._in_a_while(self.world.lost_ms, self._lose)
+        self._in_a_while(self.world.changes_ms, self._change)
 
     def _answers(self, replica: ReplicaId) -> bool:
         return self.cluster.answers(replica)
@@ -270,6 +282,14 @@ class _Simulation:
                 self.feed(UnloadAsked(model, self.random.choice((0, 5_000, 60_000))))
             case way:
                 self.feed(PinAsked(model, is_pinned=way == 4))
+
+    def _change(self) -> None:
+        """Another file, or the same again."""
+        event = another(self.random, self.world, self.models)
+        if self.is_endless:  # nothing is taken away there, and what is told stays true
+            event = ModelsChanged(self.models, self.world.coexistence)
+        self.models = event.models
+        self.feed(event)
 
     def _lose(self) -> None:
         """A machine that is there is lost, and found again some time later."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
+from rota.core.coexistence import FREE, Coexistence
 from rota.core.events import NodeJoined
-from rota.core.types import Device, Model, ModelName, Scaling
+from rota.core.types import Device, Eviction, Model, ModelName, Scaling
 from rota.sim.callers import Temper
 from rota.sim.cluster import Faults
 
@@ -34,6 +35,9 @@ class World:
         hands_ms: how long on average between two things done by hand; 0 = nobody does any.
         lost_ms: how long on average between two losses of a machine; 0 = none is lost.
         lease_ms_max: how long a lease may last, renewals included.
+        coexistence: which models may stand together.
+        eviction: what decides who makes room.
+        changes_ms: how long on average between two changes of the catalog; 0 = it never changes.
     """
 
     nodes: tuple[NodeJoined, ...]
@@ -47,6 +51,9 @@ class World:
     phase_ms: int
     lost_ms: int = 0
     lease_ms_max: int = 600_000
+    coexistence: Coexistence = FREE
+    eviction: Eviction = Eviction.VALUE
+    changes_ms: int = 0
 
     @property
     def use_ms_max(self) -> int:
