@@ -544,6 +544,23 @@ def test_commands_that_no_shell_will_run(tmp_path: Path) -> None:
     ]
 
 
+def test_one_more_is_not_for_a_model_where_nobody_waits(tmp_path: Path) -> None:
+    said = warnings(
+        tmp_path,
+        f"""\
+        models:
+          a: {{{CMD}, scaling: {{max: 3}}, when_full: reject}}
+          b: {{{CMD}, scaling: {{min: 2}}, when_full: reject}}
+        """,
+    )
+    assert said == [
+        (
+            "2: with `when_full: reject` no more than 1 of `max` 3 replicas come up: one more is "
+            "for those who wait, and nobody does"
+        )
+    ]
+
+
 def test_what_may_be_wrong_with_a_command(tmp_path: Path) -> None:
     assert warnings(
         tmp_path,

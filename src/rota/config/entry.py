@@ -322,7 +322,7 @@ class ModelReader:
             rejects_when_full=self._stated("when_full") == "reject",
             is_pinned=self._is_pinned(scaling),
             is_exclusive_while_busy=self.entry.exclusive_while_busy,
-            scale_up_after_ms=self._up_after_ms(),
+            scale_up_after_ms=self._up_after_ms(scaling),
             preload=self._preload(scaling, is_external=is_external),
         )
 
@@ -336,7 +336,12 @@ class ModelReader:
         source = self.entry if key in self.entry.model_fields_set else self.file.defaults
         return getattr(source, key)
 
-    def _up_after_ms(self) -> int:
+    def _up_after_ms(self, scaling: Scaling) -> int:
+        if self._stated("when_full") == "reject" and scaling.max > max(scaling.min, 1):
+            self._warn(
+                f"with `when_full: reject` no more than {max(scaling.min, 1)} of `max` "
+                f"{scaling.max} replicas come up: one more is for those who wait, and nobody does"
+            )
         own, default = self.entry.scaling.up_after, self.file.defaults.scaling.up_after
         stated = default if own is None else own
         return UP_AFTER_MS if stated is None else stated

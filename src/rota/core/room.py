@@ -97,7 +97,7 @@ class Outlook:
         self.unquiet = unquiet(self.state)
         self.loose = above_min(self.state, list(self.state.loose.values()))
         self.is_any_abandoned = any(
-            replica.phase is Phase.STARTING and self.state.demand_of(replica).place() is None
+            replica.phase is Phase.STARTING and self.state.demand_of(replica).is_loaded_for_nobody
             for replica in self.loose
         )
 
@@ -386,8 +386,8 @@ def may_go(state: State, replica: Replica, rival: Demand, rank: Rank) -> bool:
     and wants one more takes none that was used in the time that it takes to load it again."""
     demand, is_for_more = state.demand_of(replica), rank[0] == BEHIND
     if replica.phase is Phase.STARTING:
-        is_for_nobody = demand.lead() is None or (demand.is_open and not demand.told)
-        return not is_for_more and is_for_nobody and may_be_called_off(state, replica, rival)
+        is_free = demand.is_loaded_for_nobody and not is_for_more
+        return is_free and may_be_called_off(state, replica, rival)
     if not replica.is_idle or demand.owes(replica):
         return False
     is_held = demand.held_until_ms > state.now_ms

@@ -655,7 +655,7 @@ class Scheduler:
         if self.state.leases:
             self._expire_leases(demand)
         self._step_down(demand)
-        if demand.is_loading and demand.place() is None:
+        if demand.is_loading and demand.is_loaded_for_nobody:
             self.orders.is_room_stale = True  # it may be called off
         state, name = self.state, demand.model.name
         more_ms = demand.crowded_from_ms()

@@ -393,6 +393,11 @@ class Demand:
         return any(replica.closed_for is None for replica in self.ready())
 
     @property
+    def is_loaded_for_nobody(self) -> bool:
+        """Whether a load of it may be called off: nobody waits, or others of its replicas serve."""
+        return self.place() is None or (self.is_open and not self.told)
+
+    @property
     def is_up(self) -> bool:
         """Whether a replica serves or will."""
         return any(True for _ in self.live())
@@ -665,5 +670,5 @@ class State:
 
     def position(self, model: ModelName) -> int | None:
         """Place of a model in `queue`, from 1; None if it does not wait for room."""
-        names = [demand.model.name for _, demand in self.queue()]
+        names = [demand.model.name for rank, demand in self.queue() if rank[0] != BEHIND]
         return names.index(model) + 1 if model in names else None
