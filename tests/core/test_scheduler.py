@@ -258,3 +258,20 @@ def test_a_replica_that_a_node_brings_back_stands_for_those_who_were_told() -> N
     assert refusals(back) == ["model_busy"]
     demand = stage.scheduler.state.demands["a"]
     assert demand.owes(demand.replicas["r1"])
+
+
+def test_one_that_is_to_fall_quiet_stands_for_who_was_told_first() -> None:
+    """b comes where c was, beside e, which bears nothing beside its work and is owed to ann."""
+    e = replace(model("e", 4), is_exclusive_while_busy=True)
+    stage = Stage(e, model("c", 5), model("b", 6), d0=10)
+    stage.ask("c", "cleo")
+    stage.feed(ReplicaReady("r1"))
+    stage.feed(GrantEnded("q1", Outcome.OK))
+    told = RequestArrived("told", "e", "ann", activation_wait_ms=0)
+    assert refusals(stage.feed(told)) == ["model_loading"]
+    stage.feed(ReplicaReady("r2"))
+    assert stopped(stage.ask("b", "ben")) == ["c"]
+    assert closed(stage) == []
+    assert granted(stage.feed(replace(told, request="back"), after_ms=60_000)) == ["back"]
+    assert not started(stage.feed(ReplicaStopped("r1", StopCause.ASKED)))
+    assert started(stage.feed(GrantEnded("back", Outcome.OK))) == ["b"]

@@ -18,6 +18,9 @@ SEEDS_THAT_FAILED = {
     20116: "who waited for a load was not looked at when a node brought back a replica",
     582222001: "a second replica came up for who was told, and the first, closed, owed it too",
 }
+RICH_SEEDS_THAT_FAILED = {
+    820230: "one that was to fall quiet was closed though it was owed to somebody",
+}
 ENDLESS_SEEDS_THAT_FAILED = {
     8: "all of a barrier's set was leaving, and it was still waited for as for work",
 }
@@ -26,6 +29,11 @@ ENDLESS_SEEDS_THAT_FAILED = {
 @pytest.mark.parametrize("seed", SEEDS_THAT_FAILED, ids=str)
 def test_a_seed_that_failed_once(seed: int) -> None:
     simulate(seed, is_plain=True)
+
+
+@pytest.mark.parametrize("seed", RICH_SEEDS_THAT_FAILED, ids=str)
+def test_a_seed_that_failed_since_files_say_more(seed: int) -> None:
+    simulate(seed)
 
 
 @pytest.mark.parametrize("tens", range(5))

@@ -223,7 +223,6 @@ class Clearing:
                 self._state.closed.discard(replica_id)
             else:
                 self._state.closed.add(replica_id)
-            self.orders.owes_no_more(replica)
             if is_news and not demand.is_open:
                 self.orders.turn_cold(demand)
             else:

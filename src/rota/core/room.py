@@ -163,7 +163,8 @@ class Outlook:
         self.promised.add(demand.model.name, promise)
         if is_closed:
             for replica_id in promise.closes:
-                self.closing.setdefault(replica_id, rank)
+                if not is_owed(self.state, replica_id):  # it stands for its callers first
+                    self.closing.setdefault(replica_id, rank)
 
     def _key(self, model: Model) -> Key:
         """What is the same for one model as for another, as far as room goes: where rules say
@@ -180,6 +181,12 @@ def in_the_way(state: State, model: Model) -> list[Replica]:
         return [state.replicas[victim] for victim in victims]
     placed = (replica for replica in state.replicas.values() if replica.placement.devices)
     return list(islice(placed, NAMED_MAX))
+
+
+def is_owed(state: State, replica_id: ReplicaId) -> bool:
+    """Whether a replica stands for callers who were told to come back."""
+    replica = state.replicas.get(replica_id)
+    return replica is not None and state.demand_of(replica).owes(replica)
 
 
 def unquiet(state: State) -> frozenset[DeviceKey]:
