@@ -275,3 +275,17 @@ def test_one_that_is_to_fall_quiet_stands_for_who_was_told_first() -> None:
     assert granted(stage.feed(replace(told, request="back"), after_ms=60_000)) == ["back"]
     assert not started(stage.feed(ReplicaStopped("r1", StopCause.ASKED)))
     assert started(stage.feed(GrantEnded("back", Outcome.OK))) == ["b"]
+
+
+def test_behind_a_barrier_who_lost_patience_sooner_is_served_before_who_leads_the_lane() -> None:
+    """pat came first and has time; hal came later, yet before bea, whose barrier it is."""
+    stage = Stage(model("a", 8, patience_ms=60_000), model("b", 8, patience_ms=60_000), d0=10)
+    stage.ask("a", "ann")
+    stage.feed(ReplicaReady("r1"))
+    stage.feed(RequestArrived("pat", "a", "pat", patience_ms=10 * MINUTE_MS))
+    stage.feed(RequestArrived("hal", "a", "hal"), after_ms=1)
+    stage.ask("b", "bea", after_ms=1)
+    stage.feed(TimePassed(), after_ms=MINUTE_MS)
+    assert closed(stage) == ["r1"]
+    assert granted(stage.feed(GrantEnded("q1", Outcome.OK))) == ["hal"]
+    assert stopped(stage.feed(GrantEnded("hal", Outcome.OK))) == ["a"]

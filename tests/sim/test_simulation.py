@@ -21,6 +21,9 @@ SEEDS_THAT_FAILED = {
 RICH_SEEDS_THAT_FAILED = {
     820230: "one that was to fall quiet was closed though it was owed to somebody",
 }
+RICH_ENDLESS_SEEDS_THAT_FAILED = {
+    9112: "who lost patience before a barrier's demand stood behind one that was more patient",
+}
 ENDLESS_SEEDS_THAT_FAILED = {
     8: "all of a barrier's set was leaving, and it was still waited for as for work",
 }
@@ -98,6 +101,11 @@ def test_hundreds_of_seeds(hundreds: int) -> None:
 @pytest.mark.parametrize("seed", ENDLESS_SEEDS_THAT_FAILED, ids=str)
 def test_an_endless_seed_that_failed_once(seed: int) -> None:
     simulate(seed, endless=True, is_plain=True)
+
+
+@pytest.mark.parametrize("seed", RICH_ENDLESS_SEEDS_THAT_FAILED, ids=str)
+def test_an_endless_seed_that_failed_since_files_say_more(seed: int) -> None:
+    simulate(seed, endless=True)
 
 
 @pytest.mark.slow

@@ -743,7 +743,8 @@ class Scheduler:
                 times.append(room.overdue_ms(self.state, replica))
         times.append(demand.crowded_from_ms() or 0)
         times += [demand.honours_holds_until_ms() or 0, demand.patience_ends_ms() or 0]
-        times += [demand.entry_patience_ends_ms(entry) for entry in demand.waiting.heads()]
+        next_up = demand.waiting if demand.is_barred else demand.waiting.heads()
+        times += [demand.entry_patience_ends_ms(entry) for entry in next_up]
         if demand.promise is not None and demand.promise.is_barrier:
             barrier = demand.barrier
             times += [barrier.open_until_ms, 0 if barrier.closed_ms is None else barrier.opens_ms]

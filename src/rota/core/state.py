@@ -393,6 +393,11 @@ class Demand:
         return any(replica.closed_for is None for replica in self.ready())
 
     @property
+    def is_barred(self) -> bool:
+        """Whether a replica stands behind a barrier."""
+        return any(replica.closed_for is not None for replica in self.ready())
+
+    @property
     def is_loaded_for_nobody(self) -> bool:
         """Whether a load of it may be called off: nobody waits, or others of its replicas serve."""
         return self.place() is None or (self.is_open and not self.told)
@@ -652,7 +657,11 @@ class State:
         return (1, -priority, *place)
 
     def next_waiting(self, demand: Demand) -> Entry | None:
-        """Whose turn it is at one model."""
+        """Whose turn it is at one model. Behind a barrier that is not always who leads a lane:
+        one that came later and lost its patience sooner may go before the barrier's demand."""
+        if demand.is_barred:
+            ranked = [(self.entry_rank(demand, entry), entry) for entry in demand.waiting]
+            return min(ranked, key=lambda pair: pair[0], default=(None, None))[1]
         lanes = demand.waiting.lanes
         if len(lanes) == 1:
             return next(demand.waiting.heads())
