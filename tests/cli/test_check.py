@@ -41,7 +41,7 @@ def test_ok(tmp_path: Path) -> None:
         "devices    cpu 8 GiB",
         "always     b: takes 2 GiB, 10 slots",
         "on demand  a: takes 1 GiB, 10 slots, steps down after 10m, also called x, y",
-        "           c: takes 1 GiB, 10 slots, stays once loaded",
+        "           c: takes 1 GiB, 10 slots, stays once loaded",  # case K3
         "elsewhere  d: http://far:1",
         "off        e: takes a whole device, 10 slots",
     ]

@@ -147,6 +147,18 @@ def test_partly_stated_scaling(
     assert config.models["a"].model.scaling == Scaling(*expected)
 
 
+def test_never_is_written_as_0_and_nobody_else_is_never_freed(tmp_path: Path) -> None:
+    # case K3
+    def entry(timeout: str) -> str:
+        return f"models: {{a: {{{CMD}, scaling: {{max: 1{timeout}}}}}}}"
+
+    for timeout, ms in (("", 600_000), (", idle_timeout: 0", 0), (", idle_timeout: 0s", 0)):
+        assert loaded(tmp_path, entry(timeout)).models["a"].model.scaling.idle_timeout_ms == ms
+    for never in ("never", "-1"):
+        [said] = complaints(tmp_path, entry(f", idle_timeout: {never}"))
+        assert said.endswith(f"`idle_timeout` is `{never}`; never is written as 0")
+
+
 def test_what_is_off_is_said(tmp_path: Path) -> None:
     assert warnings(
         tmp_path,

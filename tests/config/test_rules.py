@@ -83,6 +83,7 @@ def test_a_matrix(tmp_path: Path) -> None:
         ("groups: {g: {members: []}}", "7:23: `members` is empty; a group is of models"),
         (
             "groups: {g: {members: [qwn]}}",
+            # case W42
             "7:24: there is no model `qwn`; did you mean `qwen`?",
         ),
         ("groups: {g: {members: [gpt]}}", "7:24: `gpt` is an alias; the model is `qwen`"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rota.config.values import KeyConfig
+from rota.config.values import JobsConfig, KeyConfig
 from rota.errors import CapacityError
 from rota.gateway.app import App
 from tests.gateway.conftest import Gateway, start_gateway, until
@@ -113,6 +113,49 @@ async def test_what_is_not_there(method: str, target: str, status: int, code: st
         assert answer.header("x-request-id")
         if status == 405:
             assert answer.header("allow")
+
+
+async def test_what_there_is_is_told() -> None:
+    models = dict(make_config().models)
+    models["m"] = replace(models["m"], jobs=JobsConfig("/v1/renders", "/v1/renders/{id}"))
+    async with start_gateway(answering(b""), models=models) as gateway:
+        message = (await get(gateway, "/" + "x" * 5_000)).json()["error"]["message"]
+        assert message == (
+            f"there is nothing at /{'x' * 199}; rota answers POST /v1/chat/completions, "
+            "/v1/completions, /v1/embeddings, /v1/renders, GET /v1/models, /v1/renders/{id} "
+            "and a web socket at /v1/realtime?model=NAME"
+        )
+
+
+SOCKET = {"connection": "upgrade", "upgrade": "websocket"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "nearest"),
+    [
+        ("gpt4o-mini", " Did you mean 'gpt-4o-mini'?"),
+        ("ORG/model-7b", " Did you mean 'org/model:7b'?"),
+        ("modele", " Did you mean 'modèle'?"),
+        ("zzz", ""),
+    ],
+)
+async def test_who_asks_for_what_is_not_there_is_told_so_in_one_way(
+    asked: str, nearest: str
+) -> None:
+    async with start_gateway(answering(b"")) as gateway:
+        port = gateway.port
+        lease = f'{{"model": "{asked}", "ttl_s": 1}}'.encode()
+        answers = [
+            await get(gateway, f"/v1/models/{asked}"),
+            await ask(port, "POST", CHAT, chat(asked)),
+            await ask(port, "GET", f"/v1/realtime?model={asked}", headers=SOCKET),
+            await ask(port, "POST", f"/rota/v1/models/{asked}/load"),
+            await ask(port, "POST", "/rota/v1/leases", lease),
+        ]
+        said = {(answer.status, answer.json()["error"]["message"]) for answer in answers}
+        plain = f"There is no model named {asked!r} here; GET /v1/models lists those there are."
+        assert said == {(404, plain + nearest)}
+        assert not gateway.controller.calls
 
 
 # -- for this machine

@@ -7,9 +7,11 @@ import asyncio
 from pathlib import Path
 
 import httpx2
+from websockets.asyncio.client import connect
 
+from rota.config.values import JobsConfig
 from rota.core.types import Scaling
-from tests.system.rig import ALWAYS, Fake, Rig, rota, until
+from tests.system.rig import ALWAYS, BOUND_S, Fake, Rig, rota, until
 
 ONE = {"gpu0": 1_000}
 
@@ -152,12 +154,20 @@ async def test_the_cheapest_set_of_devices_is_cleared_and_the_engine_is_told_whi
 
 async def test_one_slot_does_not_lock_kinds_of_requests_out(tmp_path: Path) -> None:
     # case C3; two models in turns on one device, each one request at a time, of every kind
-    fakes = [Fake(name).with_facts(slots=1) for name in ("a", "b")]
+    quick = JobsConfig(keep_ms=0)
+    fakes = [Fake(n, ("--job-s", "0"), jobs=quick).with_facts(slots=1) for n in ("a", "b")]
     kinds: dict[str, dict[str, object]] = {
         "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
         "/v1/completions": {"prompt": "hi"},
         "/v1/embeddings": {"input": "hi"},
     }
+
+    async def echo(rig: Rig, name: str) -> bool:
+        url = f"{rig.url.replace('http', 'ws', 1)}/v1/realtime?model={name}"
+        async with connect(url, proxy=None, open_timeout=BOUND_S) as socket:
+            await socket.send("hi")
+            return await socket.recv() == "hi"
+
     async with rota(tmp_path, fakes, ONE) as rig:
         asks = [
             rig.http.post(
@@ -171,6 +181,10 @@ async def test_one_slot_does_not_lock_kinds_of_requests_out(tmp_path: Path) -> N
             for path, body in kinds.items()
         ]
         lists = [rig.http.get("/v1/models") for _ in range(6)]
-        answers = await asyncio.gather(*asks, *lists)
-        assert [answer.status_code for answer in answers] == [200] * (36 + 6)
+        jobs = [rig.http.post("/v1/videos", json={"model": name}) for name in ("a", "b")]
+        answers, echoes = await asyncio.gather(
+            asyncio.gather(*asks, *lists, *jobs), asyncio.gather(echo(rig, "a"), echo(rig, "b"))
+        )
+        assert [answer.status_code for answer in answers] == [200] * (36 + 6 + 2)
+        assert all(echoes)
         assert rig.in_flight() == rig.waiting() == 0

@@ -101,6 +101,12 @@ def _positive_duration(text: str) -> int:
     return ms
 
 
+def _idle_timeout(text: str) -> int:
+    if text in ("never", "-1"):  # as Ollama's and llama-swap's users have it
+        raise ValueError(f"is `{text}`; never is written as 0")
+    return units.duration_ms(text)
+
+
 def _silence(text: str) -> int:
     """Zero, or long enough to ask several times and to wait for the answers."""
     ms = units.duration_ms(text)
@@ -193,6 +199,7 @@ Duration = Annotated[int, _reader(units.duration_ms, "a duration")]
 MaybeDuration = Annotated[int | None, _reader(units.duration_ms, "a duration")]
 SomeDuration = Annotated[int, _reader(_positive_duration, "a duration")]
 MaybeSomeDuration = Annotated[int | None, _reader(_positive_duration, "a duration")]
+MaybeIdleTimeout = Annotated[int | None, _reader(_idle_timeout, "a duration")]
 Silence = Annotated[int, _reader(_silence, "a duration")]
 Footprint = Annotated[int | None, _reader(_mib_up, "an amount of memory")]
 Budget = Annotated[int, _reader(_mib_down, "an amount of memory")]
@@ -244,7 +251,7 @@ class ScalingKeys(Keys):
     max: Annotated[int | None, _whole(0, 1000)] = key(
         "number", "Replicas at most; 0 = off.", shown="`min`"
     )
-    idle_timeout: MaybeDuration = key(
+    idle_timeout: MaybeIdleTimeout = key(
         "duration",
         "A replica above `min` steps down after this long without use; 0 = never.",
         shown="10m",

@@ -26,7 +26,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from rota.config.values import ModelConfig
+from rota.config.values import Config, ModelConfig
 from rota.errors import RequestError, RotaError
 from rota.gateway import proxy
 from rota.gateway.catalog import find
@@ -45,9 +45,8 @@ T = TypeVar("T")
 
 GREETING = "rota is running"
 GRACE_S_MAX = 86_400
+PATH_SHOWN_MAX = 200
 FILE_BYTES_MAX = 4 * 1024 * 1024 + 1  # a configuration is refused as too large at one less
-
-_OFFERED = sorted(proxy.PATHS)
 
 _log = logging.getLogger(__name__)
 
@@ -162,13 +161,24 @@ class _Beside:
             routes=routes,
             exception_handlers={
                 RotaError: _on_rota_error,
-                HTTPException: _on_http_exception,
+                HTTPException: self._on_http_exception,
                 ClientGoneError: _on_gone,
                 Exception: _on_mistake,
             },
         )
         application.router.redirect_slashes = False
         return application
+
+    async def _on_http_exception(self, request: Request, error: Exception) -> Response:
+        """The framework's own refusals, in our shape."""
+        assert isinstance(error, HTTPException)
+        headers = error.headers or {}
+        if error.status_code == 405:
+            return _error_response(request, _not_allowed(headers["Allow"]), headers)
+        offered = _say_offered(self._controller.config)
+        message = f"there is nothing at {request.url.path[:PATH_SHOWN_MAX]}; rota answers {offered}"
+        refusal = RequestError(message, code="not_found", status=error.status_code)
+        return _error_response(request, refusal)
 
     # -- for everyone
 
@@ -309,6 +319,15 @@ class _Beside:
         return PlainTextResponse("OK")
 
 
+def _say_offered(config: Config) -> str:
+    """The paths that models are asked under."""
+    jobs = [entry.jobs for entry in config.models.values() if entry.jobs]
+    posts = sorted({*proxy.PATHS, *(shape.submit for shape in jobs)})
+    gets = sorted({"/v1/models", *(shape.poll for shape in jobs)})
+    sockets = f"a web socket at {REALTIME}?model=NAME"
+    return f"POST {', '.join(posts)}, GET {', '.join(gets)} and {sockets}"
+
+
 def _like_llama_swap(model: str, replica: Mapping[str, object]) -> dict[str, str]:
     command = cast("list[str] | None", replica.get("command"))
     port = replica.get("port")
@@ -372,23 +391,6 @@ def _error_response(
 async def _on_rota_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RotaError)
     return _error_response(request, error)
-
-
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """The framework's own refusals, in our shape."""
-    assert isinstance(error, HTTPException)
-    headers = error.headers or {}
-    if error.status_code == 405:
-        return _error_response(request, _not_allowed(headers["Allow"]), headers)
-    return _error_response(
-        request,
-        RequestError(
-            f"there is nothing at {request.url.path}; rota answers POST {', '.join(_OFFERED)} "
-            "and GET /v1/models",
-            code="not_found",
-            status=error.status_code,
-        ),
-    )
 
 
 async def _on_gone(request: Request, error: Exception) -> Response:
